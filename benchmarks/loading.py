@@ -24,8 +24,9 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 from torch.utils.data import DataLoader
 
 from tokamake.data.indexed.dataset import DatasetWriter
+from tokamake.data.samples.document_samples import DocumentSamples
 from tokamake.data.samples.index import index
-from tokamake.data.samples.loader import Samples, batches
+from tokamake.data.samples.steps import batches
 
 _SEED = 1234
 _SPLIT = "100,0,0"
@@ -153,7 +154,7 @@ def contestants(folder: Path, case: Case, options: argparse.Namespace) -> dict[s
     }
 
 
-def our_samples(folder: Path, length: int, number: int) -> Samples:
+def our_samples(folder: Path, length: int, number: int) -> DocumentSamples:
     """Index the datasets, once, and open them."""
     output = folder / f"index-{length}"
     if not output.exists():
@@ -166,7 +167,7 @@ def our_samples(folder: Path, length: int, number: int) -> Samples:
             seed=_SEED,
             output=output,
         )
-    return Samples(output, split="train", data_root=folder)
+    return DocumentSamples(output, split="train", data_root=folder)
 
 
 def megatron_samples(folder: Path, length: int, number: int) -> Any:

@@ -71,6 +71,7 @@ TESTED_THROUGH = {
     "data/indexed/test_describe.py": [
         *("data/indexed/index_reader", "data/indexed/length_histogram"),
     ],
+    "data/samples/test_loader.py": ["data/samples/document_samples"],
     "data/filters/test_decontaminate.py": ["data/filters/_evaluation_sets"],
     "data/filters/test_run.py": [
         *("data/filters/__init__", "data/filters/_samples", "data/indexed/filter_counts"),

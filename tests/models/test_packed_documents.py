@@ -16,7 +16,8 @@ from tests.support.runs import ARCHITECTURE, losses, make_run, prepare, read_wei
 from tokamake.checkpoint.model_tensors import to_model
 from tokamake.config.resolved_run import read_run
 from tokamake.config.training import PACKING_SETTINGS
-from tokamake.data.samples.loader import Samples, batches
+from tokamake.data.samples.document_samples import DocumentSamples
+from tokamake.data.samples.steps import batches
 from tokamake.errors import UserError
 
 EOD = 7
@@ -91,7 +92,7 @@ def test_a_run_separates_documents(root: Path) -> None:
     model.load_state_dict(read_weights(run.checkpoint)[1])
     layout = {"micro_batch_size": 2, "data_parallel_rank": 0, "data_parallel_size": 1}
     for name, key, number in (("valid", "validation_loss", 8), ("train", "loss", 4)):
-        samples = Samples(run.index, split=name, data_root=run.data_root)
+        samples = DocumentSamples(run.index, split=name, data_root=run.data_root)
         micro_batches = batches(samples, consumed_samples=0, **layout)
         measured = [
             alone(model, torch.from_numpy(batch)) for batch in islice(micro_batches, number)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from tests.support.engines import NamedChunk, buffer, build, coming, fragments, parts
 from tests.support.layouts import RankResults, laid_out, rates
 from tokamake.config.resolved_run import read_run
-from tokamake.data.samples.loader import StepBatch
+from tokamake.data.samples.steps import StepBatch
 
 BF16 = {"precision": "bf16"}
 

@@ -9,7 +9,8 @@ import torch.distributed as dist
 
 from tokamake import plugins
 from tokamake.config.resolved_run import Run
-from tokamake.data.samples.loader import Samples, StepBatch, steps
+from tokamake.data.samples.document_samples import DocumentSamples
+from tokamake.data.samples.steps import StepBatch, steps
 from tokamake.parallel.sharding import ParameterChunk
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.numerics import with_precision
@@ -34,7 +35,7 @@ def build(run: Run, **options: Any) -> Any:
 def coming(engine: Any, run: Run, *, done: int = 0) -> Iterator[StepBatch]:
     """Steps of this rank after `done` steps of full size."""
     return steps(
-        Samples(run.index, split="train", data_root=run.data_root),
+        DocumentSamples(run.index, split="train", data_root=run.data_root),
         run.train.batch_sizes,
         consumed_samples=done * run.train.global_batch_size,
         micro_batch_size=run.train.micro_batch_size,

@@ -11,8 +11,8 @@ from tests.support.runs import make_index
 from tokamake.config.train_sections import FimSettings
 from tokamake.data.corpus.train_tokenizer import train_tokenizer
 from tokamake.data.indexed.dataset import DatasetWriter
+from tokamake.data.samples.document_samples import DocumentSamples
 from tokamake.data.samples.fim.samples import FimSamples
-from tokamake.data.samples.loader import Samples
 
 NAMES = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<file_sep>")
 EOD, PREFIX, SUFFIX, MIDDLE, SEPARATOR = range(5)  # as train_tokenizer numbers them
@@ -55,8 +55,8 @@ def prepare(folder: Path, raw: list[Path]) -> Path:
     return folder
 
 
-def plain(folder: Path) -> Samples:
-    return Samples(folder / "index", split="train", data_root=folder)
+def plain(folder: Path) -> DocumentSamples:
+    return DocumentSamples(folder / "index", split="train", data_root=folder)
 
 
 def rearranged(folder: Path, samples: Any, *, seed: int = 11, **settings: Any) -> FimSamples:

@@ -24,7 +24,7 @@ from tests.support.ranks import spawn
 from tests.support.runs import ARCHITECTURE, make_run, prepare, read_weights, write_start
 from tokamake.config.architecture import Architecture
 from tokamake.config.resolved_run import Run, read_run
-from tokamake.data.samples.loader import Samples
+from tokamake.data.samples.document_samples import DocumentSamples
 
 Changes = dict[str, Any]
 """Settings of the section `train` that differ from the run.yaml."""
@@ -205,7 +205,7 @@ def _their_optimizer(named: dict[str, Any]) -> torch.optim.Optimizer:
 
 def _batches(run: Run, *, grows: bool) -> Iterator[torch.Tensor]:
     """Tokens of each global batch."""
-    samples = Samples(run.index, split="train", data_root=run.data_root)
+    samples = DocumentSamples(run.index, split="train", data_root=run.data_root)
     begin = 0
     while True:
         size = 4 if grows and begin < 20 else 8

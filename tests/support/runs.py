@@ -24,8 +24,9 @@ from tokamake.config.resolved_run import read_run
 from tokamake.data.indexed.dataset import DatasetWriter
 from tokamake.data.indexed.manifest import sizes_and_hashes, write_manifest
 from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path
+from tokamake.data.samples.document_samples import DocumentSamples
 from tokamake.data.samples.index import index
-from tokamake.data.samples.loader import Samples, batches
+from tokamake.data.samples.steps import batches
 from tokamake.runtime.process_group import free_port, process_group
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.metrics import Record, read
@@ -204,7 +205,7 @@ def summary(config: Path) -> dict[str, Any]:
 
 def whole_batches(root: Path, split: str, *, size: int) -> Any:
     """Batches of the samples of a split, in order."""
-    samples = Samples(root / "index", split=split, data_root=root)
+    samples = DocumentSamples(root / "index", split=split, data_root=root)
     return batches(
         samples,
         consumed_samples=0,

@@ -10,8 +10,8 @@ import tokenizers
 from tests.support.forked import train
 from tests.support.runs import SETTINGS, losses, make_run, prepare
 from tokamake.config.resolved_run import read_run
+from tokamake.data.samples.document_samples import DocumentSamples
 from tokamake.data.samples.fim.samples import FimSamples, training_samples
-from tokamake.data.samples.loader import Samples
 from tokamake.errors import UserError
 
 FIM = {"rate": 0.9}
@@ -55,7 +55,7 @@ def test_a_run_trains_on_rearranged_documents(root: Path) -> None:
 
 
 def test_samples_follow_the_settings_of_the_run(root: Path) -> None:
-    assert isinstance(training_samples(read_run(make_run(root, "off"))), Samples)
+    assert isinstance(training_samples(read_run(make_run(root, "off"))), DocumentSamples)
     run = read_run(make_run(root, "on", fim=FIM, tokenizer=root / "tokenizer"))
     samples = training_samples(run)
     assert isinstance(samples, FimSamples)

@@ -35,7 +35,7 @@ from tokamake import files
 from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import read_run, write_run
 from tokamake.data.samples.index import index
-from tokamake.data.samples.loader import StepBatch
+from tokamake.data.samples.steps import StepBatch
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh
 from tokamake.runtime.exit_status import Stopped

@@ -4,7 +4,6 @@ An objective makes them of samples. Where ranks share a sequence, each takes its
 Shapes: B rows of a micro batch, each a sample unless samples share rows; L tokens of a row.
 """
 
-from collections.abc import Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 
 from tokamake.config.training import TrainSettings
-from tokamake.data.samples.loader import Rows, StepBatch, steps
 from tokamake.parallel.mesh import Mesh
 
 Array = TypeVar("Array")
@@ -85,26 +83,6 @@ def _with_documents(batch: MicroBatch) -> MicroBatch:
     """A micro batch with document_ids, also where no sample of an encoder has padding."""
     further = {"document_ids": torch.zeros_like(batch.inputs), **batch.further_inputs}
     return batch._replace(further_inputs=further)
-
-
-def steps_of_rank(
-    samples: Rows,
-    train: TrainSettings,
-    *,
-    mesh: Mesh,
-    consumed_samples: int,
-    left_out: Sequence[tuple[int, int]] = (),
-) -> Iterator[StepBatch]:
-    """This rank's share of the remaining training steps, without the ranges `left_out`."""
-    return steps(
-        samples,
-        train.batch_sizes,
-        consumed_samples=consumed_samples,
-        micro_batch_size=train.micro_batch_size,
-        data_parallel_rank=mesh.data.rank,
-        data_parallel_size=mesh.data.size,
-        left_out=left_out,
-    )
 
 
 def num_micro_batches(train: TrainSettings, mesh: Mesh) -> int:

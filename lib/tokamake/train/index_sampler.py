@@ -7,13 +7,14 @@ from typing import Any, NamedTuple
 from tokamake.checkpoint.native.resume_state import ResumeState, run_since_change
 from tokamake.config.resolved_run import Run
 from tokamake.data.samples.fim.samples import training_samples
-from tokamake.data.samples.loader import SplitSamples, StepBatch, batches, open_samples
+from tokamake.data.samples.loader import SplitSamples, open_samples
+from tokamake.data.samples.steps import StepBatch, batches, steps
 from tokamake.parallel.mesh import Mesh
 from tokamake.preflight.data import IndexContent
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import metrics
-from tokamake.train.batch import SampleIds, num_micro_batches, steps_of_rank
+from tokamake.train.batch import SampleIds, num_micro_batches
 from tokamake.train.metrics import Validation
 from tokamake.train.sampler import Sampler, Watch
 
@@ -64,11 +65,14 @@ class IndexSampler(Sampler):
         self, state: ResumeState, mesh: Mesh, *, left_out: Sequence[tuple[int, int]]
     ) -> Iterator[StepBatch]:
         """Steps of the run since its last change."""
-        return steps_of_rank(
+        train = run_since_change(self.run, state).train
+        return steps(
             self._samples,
-            run_since_change(self.run, state).train,
-            mesh=mesh,
+            train.batch_sizes,
             consumed_samples=state.consumed_samples,
+            micro_batch_size=train.micro_batch_size,
+            data_parallel_rank=mesh.data.rank,
+            data_parallel_size=mesh.data.size,
             left_out=left_out,
         )
 

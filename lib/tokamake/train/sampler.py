@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import Run, write_run
-from tokamake.data.samples.loader import DocumentSpan, StepBatch
+from tokamake.data.samples.loader import DocumentSpan
+from tokamake.data.samples.steps import StepBatch
 from tokamake.parallel.mesh import Mesh
 from tokamake.train import metrics
 from tokamake.train.batch import SampleIds

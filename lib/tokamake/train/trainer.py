@@ -14,7 +14,7 @@ import torch
 from tokamake import plugins
 from tokamake.checkpoint.native.resume_state import ResumeState, run_since_change
 from tokamake.config.resolved_run import Run
-from tokamake.data.samples.loader import StepBatch
+from tokamake.data.samples.steps import StepBatch
 from tokamake.errors import UserError
 from tokamake.runtime.cores import prefetched
 from tokamake.runtime.exit_status import Stopped

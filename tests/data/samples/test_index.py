@@ -20,9 +20,10 @@ from tests.support.megatron_datasets import (
 )
 from tests.support.runs import vouch
 from tokamake import files
+from tokamake.data.samples.document_samples import DocumentSamples
 from tokamake.data.samples.index import index
 from tokamake.data.samples.index_folder import ArrayFile
-from tokamake.data.samples.loader import PAD, Samples
+from tokamake.data.samples.loader import PAD
 from tokamake.data.samples.sample_index import DatasetIndex
 from tokamake.errors import UserError
 
@@ -315,7 +316,7 @@ def test_a_last_partial_sample_is_padded(data_root: Path) -> None:
     padded = []
     for seed in range(8):  # each draws different samples
         options = {"drop_last_partial_sequence": False, "valid_samples": 12, "seed": seed}
-        samples = Samples(build(data_root, **options), split="valid", data_root=data_root)
+        samples = DocumentSamples(build(data_root, **options), split="valid", data_root=data_root)
         padded += [row for row in map(samples.__getitem__, range(12)) if PAD in row]
     assert padded
     for row in padded:

@@ -12,8 +12,9 @@ from tests.support.runs import vouch
 from tests.support.sentence_data import SentenceData, build_index
 from tokamake import files
 from tokamake.data.corpus.train_tokenizer import train_tokenizer
+from tokamake.data.samples.document_samples import DocumentSamples
 from tokamake.data.samples.index_folder import identity
-from tokamake.data.samples.loader import Samples, check_sentences, open_samples
+from tokamake.data.samples.loader import check_sentences, open_samples
 from tokamake.errors import UserError
 
 CAUSAL: dict[str, Any] = {"objective": "causal", "masking": {}}
@@ -42,7 +43,7 @@ def test_training_on_an_old_index_of_sentences_is_refused(tmp_path: Path) -> Non
     """An earlier version made the index."""
     data = make(tmp_path)
     folder = build_index(data, tmp_path / "index", **CAUSAL, tokenizer=None)
-    Samples(folder, split="train", data_root=tmp_path)
+    DocumentSamples(folder, split="train", data_root=tmp_path)
     vouch(tmp_path / "a", vocab_size=400, split_sentences=True)
     description = json.loads((folder / "index.json").read_text())
     # An index of a causal run has the bytes of earlier versions.
@@ -51,12 +52,12 @@ def test_training_on_an_old_index_of_sentences_is_refused(tmp_path: Path) -> Non
         _reopened(data, folder)
 
 
-def _reopened(data: SentenceData, folder: Path) -> Samples:
+def _reopened(data: SentenceData, folder: Path) -> DocumentSamples:
     description = json.loads((folder / "index.json").read_text())
     description["pairs"] = {"a": identity(data.root, "a")}
     del description["digest"]
     files.write_json(folder / "index.json", {**description, "digest": files.digest(description)})
-    return Samples(folder, split="train", data_root=data.root)
+    return DocumentSamples(folder, split="train", data_root=data.root)
 
 
 def test_documents_are_not_for_encoders(sentences: SentenceData, tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ from tests.support.sentence_data import SentenceData, build_index
 from tokamake import files
 from tokamake.config.batching import BatchSizes
 from tokamake.data.indexed.dataset import IndexedDataset
-from tokamake.data.samples.loader import Samples, batches, open_samples, steps
+from tokamake.data.samples.document_samples import DocumentSamples
+from tokamake.data.samples.loader import open_samples
+from tokamake.data.samples.steps import batches, steps
 from tokamake.errors import UserError
 from tokamake.train.objectives.masked.samples import MaskedSamples
 from tokamake.train.stability.events import documents_of
@@ -89,7 +91,7 @@ def test_sentences_are_those_of_one_document(
 
 def test_indexes_of_other_objectives_are_refused(folder: Path, sentences: SentenceData) -> None:
     with pytest.raises(UserError, match="samples of objective masked, not causal"):
-        Samples(folder, split="train", data_root=sentences.root)
+        DocumentSamples(folder, split="train", data_root=sentences.root)
     opened = open_samples(folder, split="valid", data_root=sentences.root)
     assert isinstance(opened, MaskedSamples)
 

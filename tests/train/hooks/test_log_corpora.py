@@ -21,7 +21,7 @@ from tests.support.runs import (
     vouch,
 )
 from tokamake.data.indexed.dataset import DatasetWriter
-from tokamake.data.samples.loader import Samples
+from tokamake.data.samples.document_samples import DocumentSamples
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
 
@@ -48,7 +48,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def samples_of(root: Path, step: int) -> Iterator[tuple[str, torch.Tensor]]:
     """Corpus and (S + 1,) tokens of each sample of a step, from 1."""
-    samples = Samples(root / "index", split="train", data_root=root)
+    samples = DocumentSamples(root / "index", split="train", data_root=root)
     for number in range((step - 1) * SIZE, step * SIZE):
         yield samples.corpus_of(number), torch.from_numpy(samples[number])
 

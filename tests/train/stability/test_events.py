@@ -12,7 +12,9 @@ from tests.support.runs import prepare
 from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import ResolvedTrainSettings, Run
 from tokamake.data.indexed.dataset import IndexedDataset
-from tokamake.data.samples.loader import DocumentSpan, Samples, StepBatch
+from tokamake.data.samples.document_samples import DocumentSamples
+from tokamake.data.samples.loader import DocumentSpan
+from tokamake.data.samples.steps import StepBatch
 from tokamake.runtime.process_group import process_group
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.bad_steps import BadStep
@@ -140,7 +142,7 @@ def test_a_rewind_before_the_data_changed_leaves_out_nothing(
 
 def test_the_documents_of_samples_have_their_tokens(tmp_path: Path) -> None:
     prepare(tmp_path)
-    samples = Samples(tmp_path / "index", split="train", data_root=tmp_path)
+    samples = DocumentSamples(tmp_path / "index", split="train", data_root=tmp_path)
     dataset = IndexedDataset(tmp_path / "corpus")
     for numbers in (range(3), range(16, 24)):
         (documents,) = documents_of(samples, numbers, data_root=tmp_path).values()

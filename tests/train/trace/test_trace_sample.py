@@ -15,9 +15,10 @@ from tokamake.data.corpus.train_tokenizer import train_tokenizer
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.indexed.manifest import read_manifest, write_manifest
 from tokamake.data.indexed.paths import manifest_path
+from tokamake.data.samples.document_samples import DocumentSamples
 from tokamake.data.samples.fim.origins import NOWHERE
 from tokamake.data.samples.fim.samples import FimSamples, TracedSample, training_samples
-from tokamake.data.samples.loader import PAD, Samples
+from tokamake.data.samples.loader import PAD
 from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.errors import UserError
 from tokamake.train.trace.trace_sample import trace_sample
@@ -68,7 +69,7 @@ def describe_run(root: Path, **more: Any) -> None:
 
 
 def test_spans_have_the_tokens_of_the_sample(run: Path) -> None:
-    samples = Samples(run / "index", split="train", data_root=run)
+    samples = DocumentSamples(run / "index", split="train", data_root=run)
     datasets = {name: IndexedDataset(run / name) for name in ("one", "two")}
     samples_of: dict[tuple[str, int], set[int]] = {}
     for sample in range(len(samples)):
@@ -114,7 +115,7 @@ def test_both_tools_agree(run: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_each_token_comes_from_the_same_token_of_its_dataset(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    samples = Samples(run / "index", split="train", data_root=run)
+    samples = DocumentSamples(run / "index", split="train", data_root=run)
     lines = trace_tokens(run, 2, 1, capsys)
     assert len(lines) == 17
     for token, line in enumerate(lines):

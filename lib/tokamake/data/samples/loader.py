@@ -1,32 +1,27 @@
-"""Samples and batches as NumPy arrays from memory-mapped files.
+"""Samples as NumPy arrays from memory-mapped files.
 
-`index` writes the index folder, and datasets lie under the data root. The trainer takes batches.
-Their order depends only on the number of consumed samples, so any run can resume.
+`index` writes the index folder, and datasets lie under the data root. Each kind of samples derives
+from `SplitSamples`; `steps.py` divides them into training steps.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from tokamake.config.batching import BatchSizes
 from tokamake.config.objective import DEFAULT, objective_data, sentence_objectives
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.indexed.manifest import find_manifest
 from tokamake.data.samples.index_folder import (
     REMEDY,
-    ArrayFile,
     damaged_file,
     identity,
     matches,
     open_array,
     read_index,
 )
-from tokamake.data.samples.sample_index import DatasetIndex
 from tokamake.data.samples.sentence_masking import KEY
 from tokamake.errors import UserError
 
@@ -44,14 +39,6 @@ class DocumentSpan(NamedTuple):
     """First token of the sequence that is in the sample."""
     stop: int
     """Token after the last one."""
-
-
-class Rows(Protocol):
-    """Samples in training order, each (sequence_length + 1,) tokens."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, sample: int, /) -> npt.NDArray[np.int64]: ...
 
 
 class SplitSamples(ABC):
@@ -136,174 +123,6 @@ class SplitSamples(ABC):
 
     def _damaged(self, sample: int, reason: object) -> UserError:
         return UserError(f"{self._folder}: damaged at sample {sample} ({reason}); {REMEDY}")
-
-
-class Samples(SplitSamples):
-    """Samples of documents, concatenated and cut; see `SplitSamples`."""
-
-    def __init__(self, folder: Path, *, split: str, data_root: Path, verify: bool = True) -> None:
-        super().__init__(folder, split=split, data_root=data_root, verify=verify)
-        name = self._description.get(KEY, {}).get("name", DEFAULT)
-        if objective_data(name).has_sentences:
-            raise UserError(
-                f"{folder}: samples of objective {name}, not {DEFAULT}; set train.objective to it, "
-                "or run `tokamake index` again"
-            )
-        for prefix in self.prefixes if verify else []:
-            check_sentences(prefix, objective=name)
-        self._padded = not self._description["drop_last_partial_sequence"] and split != "train"
-        arrays = ArrayFile(folder / split)
-        self._indexes = [
-            arrays.index(dataset["arrays"], DatasetIndex) for dataset in self._descriptions
-        ]
-
-    def __getitem__(self, sample: int) -> npt.NDArray[np.int64]:
-        """Tokens of a sample, (sequence_length + 1,), assembled across documents.
-
-        If the index keeps the last partial sample of a split, `PAD` fills it.
-        """
-        number = self._dataset_number(sample)
-        dataset, index = self._dataset(number), self._indexes[number]
-        try:
-            (first, offset), (last, end) = self._bounds(index, sample)
-            parts = [dataset[document] for document in index.document[first : last + 1]]
-            # Cut the end first: if both bounds lie in one document, `end` counts from its start.
-            parts[-1] = parts[-1][: end + 1]
-            parts[0] = parts[0][offset:]
-        except (IndexError, ValueError) as error:
-            raise self._damaged(sample, error) from None
-        missing = self.sequence_length + 1 - sum(map(len, parts))
-        if missing < 0 or (missing and not self._padded):
-            raise UserError(
-                f"{self.prefixes[number]}: sample {sample} has "
-                f"{self.sequence_length + 1 - missing} tokens, not {self.sequence_length + 1}: the "
-                f"dataset does not match its index; {REMEDY}"
-            )
-        return np.concatenate([*parts, np.full(missing, PAD)], dtype=np.int64)
-
-    def _bounds(self, index: DatasetIndex, sample: int) -> list[list[int]]:
-        """First and last token of a sample: position in `document` and offset in the document."""
-        row = int(index.shuffle[self._dataset_sample_index[sample]])
-        bounds: list[list[int]] = index.sample[row : row + 2].tolist()
-        return bounds
-
-    def spans(self, sample: int) -> list[DocumentSpan]:
-        """Spans whose concatenated tokens are the sample."""
-        number = self._dataset_number(sample)
-        index = self._indexes[number]
-        (first, offset), (last, end) = self._bounds(index, sample)
-        spans = []
-        for position in range(first, last + 1):
-            sequence = int(index.document[position])
-            stop = end + 1 if position == last else int(self._dataset(number).lengths[sequence])
-            start = offset if position == first else 0
-            if start < stop:  # the order includes empty sequences
-                spans.append(
-                    DocumentSpan(self._descriptions[number]["prefix"], sequence, start, stop)
-                )
-        return spans
-
-    def _numbers_with(self, number: int, sequence: int) -> npt.NDArray[np.int64]:
-        index = self._indexes[number]
-        rows: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
-        firsts = index.sample[:, 0]
-        for position in np.flatnonzero(index.document == sequence):
-            # From the last sample that begins before the sequence to the last that begins in it.
-            first = max(int(np.searchsorted(firsts, position, side="left")) - 1, 0)
-            last = int(np.searchsorted(firsts, position, side="right"))
-            rows.append(np.arange(first, min(last, len(firsts) - 1)))
-        return np.flatnonzero(np.isin(index.shuffle, np.concatenate(rows)))
-
-
-def batches(
-    samples: Rows,
-    *,
-    consumed_samples: int,
-    micro_batch_size: int,
-    data_parallel_rank: int,
-    data_parallel_size: int,
-) -> Iterator[npt.NDArray[np.int64]]:
-    """Yield a rank's micro batches, (micro_batch_size, sequence_length + 1), until samples run out.
-
-    All ranks together take contiguous blocks, as Megatron's sequential sampler does. A global batch
-    therefore holds the same samples for any number of ranks. Samples that do not fill a last block
-    are left out.
-    """
-    assert 0 <= data_parallel_rank < data_parallel_size
-    block = micro_batch_size * data_parallel_size
-    for start in range(consumed_samples, len(samples) - block + 1, block):
-        first = start + data_parallel_rank * micro_batch_size
-        yield np.stack([samples[first + row] for row in range(micro_batch_size)])
-
-
-def sample_numbers(
-    consumed_samples: int,
-    shape: tuple[int, int],
-    *,
-    data_parallel_rank: int,
-    data_parallel_size: int,
-) -> npt.NDArray[np.int64]:
-    """Numbers of the samples that `batches` yields to a rank, in the shape (micro batches, B)."""
-    num_batches, micro_batch_size = shape
-    block = micro_batch_size * data_parallel_size
-    first = consumed_samples + data_parallel_rank * micro_batch_size
-    return first + np.arange(num_batches)[:, None] * block + np.arange(micro_batch_size)
-
-
-class StepBatch(NamedTuple):
-    """Data of a rank for one training step."""
-
-    consumed_samples: int
-    """Samples that all ranks consumed before."""
-    global_batch_size: int
-    """Samples of all ranks in this step."""
-    micro_batches: list[Any]
-    """Micro batches of this rank, (micro_batch_size, sequence_length + 1) int64 each, or rows of a
-    task; none if the data of the step are left out."""
-    sample_numbers: npt.NDArray[np.int64]
-    """(micro batches, micro_batch_size) number of each sample of this rank."""
-
-
-def steps(
-    samples: Rows,
-    sizes: BatchSizes,
-    *,
-    consumed_samples: int,
-    micro_batch_size: int,
-    data_parallel_rank: int,
-    data_parallel_size: int,
-    left_out: Sequence[tuple[int, int]] = (),
-) -> Iterator[StepBatch]:
-    """Yield steps until the samples do not fill another one; `sizes` has the size of each step.
-
-    The samples of a step depend only on `consumed_samples`. Micro batches and ranks only divide
-    them. `left_out` has the first and last number, from 1, of steps whose samples are not read.
-    """
-    sizes.check_micro_batches(micro_batch_size, data_parallel_size)
-    while consumed_samples + (size := sizes.at(consumed_samples)) <= len(samples):
-        step = sizes.whole_steps(consumed_samples) + 1
-        if any(first <= step <= last for first, last in left_out):
-            none = np.zeros((0, micro_batch_size), np.int64)
-            yield StepBatch(consumed_samples, size, [], none)
-            consumed_samples += size
-            continue
-        of_rank = batches(
-            samples,
-            consumed_samples=consumed_samples,
-            micro_batch_size=micro_batch_size,
-            data_parallel_rank=data_parallel_rank,
-            data_parallel_size=data_parallel_size,
-        )
-        num_micro_batches = size // (micro_batch_size * data_parallel_size)
-        numbers = sample_numbers(
-            consumed_samples,
-            (num_micro_batches, micro_batch_size),
-            data_parallel_rank=data_parallel_rank,
-            data_parallel_size=data_parallel_size,
-        )
-        rows = list(islice(of_rank, num_micro_batches))
-        yield StepBatch(consumed_samples, size, rows, numbers)
-        consumed_samples += size
 
 
 def open_samples(folder: Path, *, split: str, data_root: Path, verify: bool = True) -> SplitSamples:

@@ -76,7 +76,7 @@ class IndexedSentences(SplitSamples):
 class SentenceSamples(IndexedSentences):
     """Samples of sentence data of one split, as records of int64 fields; see `SplitSamples`.
 
-    `samples[i]` is an array without dimensions, with the fields of `record`; `loader.batches`
+    `samples[i]` is an array without dimensions, with the fields of `record`; `steps.batches`
     stacks B of them to an array (B,), whose fields are arrays (B, ...).
     """
 

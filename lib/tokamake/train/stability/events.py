@@ -16,7 +16,7 @@ from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import Run
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.indexed.trace import document_of
-from tokamake.data.samples.loader import StepBatch
+from tokamake.data.samples.steps import StepBatch
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.bad_steps import ACTED, BadStep

@@ -5,7 +5,7 @@ from typing import Any
 
 from tokamake.checkpoint.native.resume_state import GuardState, ResumeState
 from tokamake.config.resolved_run import Run
-from tokamake.data.samples.loader import StepBatch
+from tokamake.data.samples.steps import StepBatch
 from tokamake.errors import UserError
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.bad_steps import ACTED, BadStep, described

@@ -13,13 +13,13 @@ from tokamake import plugins
 from tokamake.config.resolved_run import Run
 from tokamake.data.samples.fim.samples import training_samples
 from tokamake.data.samples.index_folder import read_index
-from tokamake.data.samples.loader import sample_numbers
+from tokamake.data.samples.steps import sample_numbers, steps
 from tokamake.preflight.data import check_trial_samples
 from tokamake.preflight.run import check_run
 from tokamake.runtime.cores import prefetched
 from tokamake.runtime.rank_errors import raise_on_all_ranks, report_from_any_rank
 from tokamake.runtime.ranks import Ranks
-from tokamake.train.batch import SampleIds, num_micro_batches, steps_of_rank
+from tokamake.train.batch import SampleIds, num_micro_batches
 from tokamake.train.numerics import with_precision
 from tokamake.train.startup_log import startup_log
 from tokamake.train.step_result import StepResult
@@ -73,10 +73,16 @@ class TrialSteps:
         """This rank's micro batches of each step."""
         if self._synthetic:
             return self._random_batches()
-        steps = steps_of_rank(
-            self._samples, self.run.train, mesh=self.engine.mesh, consumed_samples=0
+        mesh, train = self.engine.mesh, self.run.train
+        coming = steps(
+            self._samples,
+            train.batch_sizes,
+            consumed_samples=0,
+            micro_batch_size=train.micro_batch_size,
+            data_parallel_rank=mesh.data.rank,
+            data_parallel_size=mesh.data.size,
         )
-        return report_from_any_rank(prefetched(step.micro_batches for step in steps), self._ranks)
+        return report_from_any_rank(prefetched(step.micro_batches for step in coming), self._ranks)
 
     def _random_batches(self) -> Iterator[Sequence[Any]]:
         train, mesh = self.run.train, self.engine.mesh

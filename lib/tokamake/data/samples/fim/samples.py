@@ -1,6 +1,6 @@
 """Fill-in-the-middle: samples with rearranged documents, so that a model learns to fill gaps.
 
-Rows of tokens come from `loader`, and `fim.transform` rearranges them. Rows keep their length.
+`DocumentSamples` gives rows of tokens, and `fim.transform` rearranges them. Rows keep their length.
 `trace-sample` also gets the origins of their tokens.
 """
 
@@ -13,10 +13,11 @@ import numpy as np
 from tokamake import files
 from tokamake.config.train_sections import FimSettings
 from tokamake.data.indexed.manifest import check_tokenizer
+from tokamake.data.samples.document_samples import DocumentSamples
 from tokamake.data.samples.fim.origins import NOWHERE, origins
 from tokamake.data.samples.fim.tokens import find_tokens
 from tokamake.data.samples.fim.transform import FimSegment, Rearranger, SampleRandom, Tokens
-from tokamake.data.samples.loader import PAD, DocumentSpan, Samples, SplitSamples, open_samples
+from tokamake.data.samples.loader import PAD, DocumentSpan, SplitSamples, open_samples
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
 
@@ -45,7 +46,13 @@ class FimSamples:
     """
 
     def __init__(
-        self, samples: Samples, fim: FimSettings, *, tokenizer: Path, seed: int, verify: bool = True
+        self,
+        samples: DocumentSamples,
+        fim: FimSettings,
+        *,
+        tokenizer: Path,
+        seed: int,
+        verify: bool = True,
     ) -> None:
         opened = open_tokenizer(tokenizer)
         for prefix in samples.prefixes if verify else []:
@@ -111,7 +118,7 @@ def training_samples(run: "Run", *, verify: bool = True) -> SplitSamples | FimSa
     fim = run.train.fim
     if not fim.rate:
         return samples
-    assert isinstance(samples, Samples), "the settings refuse other objectives"
+    assert isinstance(samples, DocumentSamples), "the settings refuse other objectives"
     if run.tokenizer is None:
         raise UserError("train.fim.rate: needs a tokenizer; run `tokamake resolve` again")
     return FimSamples(samples, fim, tokenizer=run.tokenizer, seed=run.seed, verify=verify)

@@ -45,6 +45,6 @@ class Data(ObjectiveData):
         return DocumentIndexer(settings)
 
     def open_samples(self, folder: Path, **options: Any) -> Any:
-        from tokamake.data.samples.loader import Samples
+        from tokamake.data.samples.document_samples import DocumentSamples
 
-        return Samples(folder, **options)
+        return DocumentSamples(folder, **options)

@@ -16,7 +16,7 @@ from tokamake import files
 from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.finetune import FinetuneSettings
 from tokamake.config.resolved_run import Run
-from tokamake.data.samples.loader import StepBatch
+from tokamake.data.samples.steps import StepBatch
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh
 from tokamake.runtime.rank_errors import raise_on_all_ranks
