@@ -99,6 +99,12 @@ class BatchSizes:
         ramp, full = self.rampup, self.global_batch_size
         return [*(range(ramp.start, full, ramp.increment) if ramp else ()), full]
 
+    def num_micro_batches(
+        self, micro_batch_size: int, data_parallel_size: int, *, size: int | None = None
+    ) -> int:
+        """Micro batches of each rank in a step of `size` samples; None: in a step of full size."""
+        return (size or self.global_batch_size) // (micro_batch_size * data_parallel_size)
+
     def check_micro_batches(self, micro_batch_size: int, data_parallel_size: int) -> None:
         """Check that each rank gets whole micro batches in every step."""
         divisor = micro_batch_size * data_parallel_size

@@ -99,7 +99,9 @@ def check_ranks(train: TrainSettings, world_size: int) -> None:
     data_parallel_size = train.parallel.data_parallel_size(world_size)
     train.batch_sizes.check_micro_batches(train.micro_batch_size, data_parallel_size)
     for size in train.batch_sizes.all:
-        num_batches = size // (train.micro_batch_size * data_parallel_size)
+        num_batches = train.batch_sizes.num_micro_batches(
+            train.micro_batch_size, data_parallel_size, size=size
+        )
         in_rampup = size < train.global_batch_size
         train.parallel.check_batches(num_batches, in_rampup=in_rampup)
 

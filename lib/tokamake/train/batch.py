@@ -11,9 +11,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from tokamake.config.training import TrainSettings
-from tokamake.parallel.mesh import Mesh
-
 Array = TypeVar("Array")
 
 
@@ -83,8 +80,3 @@ def _with_documents(batch: MicroBatch) -> MicroBatch:
     """A micro batch with document_ids, also where no sample of an encoder has padding."""
     further = {"document_ids": torch.zeros_like(batch.inputs), **batch.further_inputs}
     return batch._replace(further_inputs=further)
-
-
-def num_micro_batches(train: TrainSettings, mesh: Mesh) -> int:
-    """Micro batches of each rank in a global batch of full size."""
-    return train.global_batch_size // (train.micro_batch_size * mesh.data.size)

@@ -14,7 +14,7 @@ from tokamake.preflight.data import IndexContent
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import metrics
-from tokamake.train.batch import SampleIds, num_micro_batches
+from tokamake.train.batch import SampleIds
 from tokamake.train.metrics import Validation
 from tokamake.train.sampler import Sampler, Watch
 
@@ -28,14 +28,16 @@ class ValidationSplit(NamedTuple):
 
     def micro_batches(self, run: Run, mesh: Mesh) -> Iterator[Any]:
         """This rank's micro batches, always the same ones."""
+        train = run.train
         rows = batches(
             self.samples,
             consumed_samples=0,
-            micro_batch_size=run.train.micro_batch_size,
+            micro_batch_size=train.micro_batch_size,
             data_parallel_rank=mesh.data.rank,
             data_parallel_size=mesh.data.size,
         )
-        return islice(rows, self.num_steps * num_micro_batches(run.train, mesh))
+        num_rows = train.batch_sizes.num_micro_batches(train.micro_batch_size, mesh.data.size)
+        return islice(rows, self.num_steps * num_rows)
 
 
 class IndexSampler(Sampler):

@@ -84,11 +84,11 @@ def estimate(run: Run, world_size: int, device: torch.device) -> Estimate:
     """
     train = run.train
     data_parallel_size = train.parallel.data_parallel_size(world_size)
-    block = train.micro_batch_size * data_parallel_size
+    num_batches = train.batch_sizes.num_micro_batches(train.micro_batch_size, data_parallel_size)
     setup = _Setup(
         train,
         data_parallel_size,
-        num_batches=max(1, train.global_batch_size // block),
+        num_batches=max(1, num_batches),
         dtype_bytes=_DTYPE_BYTES[precision_of(run)],
         device_type=device.type,
     )
@@ -224,8 +224,8 @@ def _logit_bytes(run: Run, setup: _Setup) -> float:
 def _growing_batches(setup: _Setup) -> int:
     """Most micro batches of a step with fewer micro batches than pipeline ranks."""
     train, ranks = setup.train, setup.train.parallel.pipeline_parallel_size
-    block = train.micro_batch_size * setup.data_parallel_size
-    counts = [size // block for size in train.batch_sizes.all]
+    sizes, shape = train.batch_sizes, (train.micro_batch_size, setup.data_parallel_size)
+    counts = [sizes.num_micro_batches(*shape, size=size) for size in sizes.all]
     return max((count for count in counts if count < ranks), default=0)
 
 

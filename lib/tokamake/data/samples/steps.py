@@ -65,7 +65,7 @@ def steps(
             data_parallel_rank=data_parallel_rank,
             data_parallel_size=data_parallel_size,
         )
-        num_micro_batches = size // (micro_batch_size * data_parallel_size)
+        num_micro_batches = sizes.num_micro_batches(micro_batch_size, data_parallel_size, size=size)
         numbers = sample_numbers(
             consumed_samples,
             (num_micro_batches, micro_batch_size),

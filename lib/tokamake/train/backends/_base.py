@@ -28,7 +28,7 @@ from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.backends import _initial_weights as initial_weights
 from tokamake.train.bad_steps import bad_ranks
-from tokamake.train.batch import MicroBatch, SampleIds, num_micro_batches, to_device
+from tokamake.train.batch import MicroBatch, SampleIds, to_device
 from tokamake.train.metrics import Validation
 from tokamake.train.numerics import precision_of
 from tokamake.train.pipeline_stages import LossFactors, PipelineStages
@@ -290,7 +290,10 @@ class EngineBase(ABC):
         metrics = self.stages.objective.metrics
         total = torch.zeros(4 + 2 * len(metrics), dtype=torch.float64, device=self._device)
         # A pipeline needs the micro batches of a whole step to be busy.
-        size = num_micro_batches(self._run.train, self.mesh) if self.stages.is_pipelined else 1
+        size = 1
+        if self.stages.is_pipelined:
+            train = self._run.train
+            size = train.batch_sizes.num_micro_batches(train.micro_batch_size, self.mesh.data.size)
         remaining = iter(rows)
         while arrays := [*islice(remaining, size)]:
             batches = self._batches(arrays)

@@ -19,7 +19,7 @@ from tokamake.preflight.run import check_run
 from tokamake.runtime.cores import prefetched
 from tokamake.runtime.rank_errors import raise_on_all_ranks, report_from_any_rank
 from tokamake.runtime.ranks import Ranks
-from tokamake.train.batch import SampleIds, num_micro_batches
+from tokamake.train.batch import SampleIds
 from tokamake.train.numerics import with_precision
 from tokamake.train.startup_log import startup_log
 from tokamake.train.step_result import StepResult
@@ -88,8 +88,6 @@ class TrialSteps:
         train, mesh = self.run.train, self.engine.mesh
         # Each data-parallel rank has its own tokens, as with real samples.
         generator = np.random.default_rng((self.run.seed, mesh.data.rank))
+        num_batches = train.batch_sizes.num_micro_batches(train.micro_batch_size, mesh.data.size)
         for _ in range(self._num_steps):
-            yield [
-                self.engine.stages.objective.random_rows(generator)
-                for _ in range(num_micro_batches(train, mesh))
-            ]
+            yield [self.engine.stages.objective.random_rows(generator) for _ in range(num_batches)]
