@@ -25,7 +25,7 @@ WORDPIECE = {"kind": "wordpiece", "vocab_size": 500}
 @pytest.fixture
 def _encoders(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every family learns every objective."""
-    every = ("causal", "masked", "span_corruption")
+    every = ("causal", "ict", "masked", "span_corruption")
     monkeypatch.setattr(model, "objectives", lambda _: every)
 
 
@@ -59,6 +59,18 @@ def check(**sections: Any) -> None:
             SENTENCES,
             WORDPIECE,
             "tokenizer.sentinels: 0: objective span_corruption replaces spans by sentinels; set it",
+        ),
+        (
+            "ict",
+            SENTENCES,
+            WORDPIECE,
+            "tokenize.empty_documents: skip: objective ict pairs each document with its",
+        ),
+        (
+            "ict",
+            {**SENTENCES, "empty_documents": "keep"},
+            WORDPIECE,
+            "corpora.tsv:2: text_key: text: has no titles, which objective ict puts before each",
         ),
         ("masked", SENTENCES, WORDPIECE, ""),
         ("span_corruption", SENTENCES, {**WORDPIECE, "sentinels": 100}, ""),
@@ -122,8 +134,8 @@ def test_sentences_are_refused_for_a_run_but_not_for_its_data(tmp_path: Path) ->
         lines = [line for line in refused.stderr.splitlines() if line.startswith("tokamake: ")]
         assert lines == [
             "tokamake: run smoke: tokenize.split_sentences: true: objective causal would be "
-            "trained on shuffled sentences; set train.objective to masked or span_corruption, or "
-            "split_sentences to false"
+            "trained on shuffled sentences; set train.objective to ict, masked or span_corruption, "
+            "or split_sentences to false"
         ]
     assert jobs(snakemake(folder, "-n", *MINE, "data"))["tokenize"] > 1
 

@@ -5,6 +5,7 @@ An objective is a folder in `train/objectives/`. Its module `data`, without torc
 `Settings`, adds a section to `train`, named after the objective.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -44,6 +45,7 @@ class ObjectiveData:
             encoder or encoder_decoder. Empty: `train.objective` cannot name it.
         has_sentences: whether the sequences of its datasets are sentences, not documents.
         generates: whether its models predict the next token: evaluate and generate take them.
+        masks: whether it masks words, by the settings of `train.masking`.
         has_padding: whether samples may be shorter than `train.sequence_length`.
         has_epochs: whether samples are rows of files, which no index orders.
         megatron_program: Megatron's script that trains it, if it trains nothing else.
@@ -51,6 +53,7 @@ class ObjectiveData:
 
     stacks = "decoder"
     has_sentences = False
+    masks = False
     generates = False
     has_padding = False
     has_epochs = False
@@ -82,6 +85,9 @@ class ObjectiveData:
 
     def check_tokenizer(self, tokenizer: Any) -> None:
         """Refuse settings whose tokenizer does not fit."""
+
+    def check_corpus(self, train: Any, corpus: Any) -> None:
+        """Refuse a row of the table of corpora whose datasets would not fit."""
 
     # ---- Samples ----
 
@@ -135,7 +141,17 @@ def objectives_of(stacks: str) -> tuple[str, ...]:
 
 def sentence_objectives() -> str:
     """Names of the objectives of sentences, for messages."""
-    return " or ".join(name for name in plugins.names(_KIND) if objective_data(name).has_sentences)
+    return _joined(name for name in plugins.names(_KIND) if objective_data(name).has_sentences)
+
+
+def masking_objectives() -> str:
+    """Names of the objectives that mask words, for messages."""
+    return _joined(name for name in plugins.names(_KIND) if objective_data(name).masks)
+
+
+def _joined(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} or {last}"
 
 
 def sample_settings(train: Any) -> dict[str, Any]:

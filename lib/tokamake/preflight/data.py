@@ -29,8 +29,11 @@ def check_planned_data(config: WorkflowConfig, name: str) -> None:
     """
     run = config.runs[name]
     objective = objective_data(run.train.objective)
-    if any(corpus.trains and not corpus.is_indexed for corpus in config.tables[name]):
+    raw = [each for each in config.tables[name] if each.trains and not each.is_indexed]
+    if raw:
         objective.check_tokenize(run.tokenize)
+    for corpus in raw:
+        objective.check_corpus(run.train, corpus)
     if config.given_tokenizer is None:
         objective.check_tokenizer(run.tokenizer)
 

@@ -25,8 +25,8 @@ def test_sentences_are_not_for_causal_models(sentences: SentenceData, tmp_path: 
         build_index(sentences, tmp_path / "index", **CAUSAL)
     assert str(caught.value) == (
         f"{sentences.root / 'docs'}: its sequences are sentences (tokenize.split_sentences: true), "
-        "which objective causal would shuffle; set train.objective to masked or span_corruption, "
-        "or tokenize the corpus with split_sentences: false"
+        "which objective causal would shuffle; set train.objective to ict, masked or "
+        "span_corruption, or tokenize the corpus with split_sentences: false"
     )
 
 

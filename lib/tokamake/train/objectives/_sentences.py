@@ -92,6 +92,7 @@ class MaskingData(SentenceData):
         max_ngram: longest run of words that are masked as one, as in Megatron-LM.
     """
 
+    masks = True
     max_ngram: int
     word_use = "masks whole words, which only a WordPiece tokenizer marks"
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.config.data import TokenizeSettings
-from tokamake.config.objective import ObjectiveData, sentence_objectives
+from tokamake.config.objective import ObjectiveData, masking_objectives, sentence_objectives
 from tokamake.config.train_fields import TrainFields
 from tokamake.config.train_sections import MaskingSettings
 from tokamake.errors import UserError
@@ -27,7 +27,7 @@ class Data(ObjectiveData):
             if value != getattr(defaults, key):
                 raise ValueError(
                     f"masking.{key}: {value}: no effect on objective causal; remove it, or set "
-                    f"objective to {sentence_objectives()}"
+                    f"objective to {masking_objectives()}"
                 )
 
     def check_tokenize(self, tokenize: TokenizeSettings) -> None:

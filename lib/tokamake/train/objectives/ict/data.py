@@ -35,6 +35,17 @@ class Data(SentenceData):
                 "document with its title; set it to keep"
             )
 
+    def check_corpus(self, train: TrainFields, corpus: Any) -> None:
+        """Refuse a corpus without titles."""
+        section = objective_section(train)
+        keys = [] if corpus.template else corpus.text_key.split(",")
+        if section.titles and not {section.text, section.titles} <= {*keys}:
+            raise UserError(
+                f"{corpus.where}: text_key: {corpus.text_key}: has no titles, which objective ict "
+                f"puts before each block; write {section.text},{section.titles}, or set "
+                "train.ict.titles to ''"
+            )
+
     def stack_lengths(self, train: TrainFields) -> list[int]:
         return [train.sequence_length, train.sequence_length]
 
