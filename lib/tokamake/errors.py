@@ -2,8 +2,8 @@
 
 import os
 import re
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 EXIT_USER_ERROR = 2
@@ -28,6 +28,15 @@ class UserError(Exception):
 
 class TemporaryError(UserError):
     """An error of the system, the network or another process, which a retry may not meet."""
+
+
+@contextmanager
+def naming(place: str, note: str = "") -> Iterator[None]:
+    """Put a place before the message of a user's mistake, and a note after it."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{place}: {error}{note}") from None
 
 
 FAILURE_VARIABLE = "JOB_FAILURE_FILE"

@@ -19,7 +19,6 @@ class ToxicityScorer(TextScorer):
     """A constant."""
 
     bare_option = "value"
-    packages = ("no_such_package",)
 
     value: float
     """The score of all texts."""
@@ -75,8 +74,12 @@ def test_entry_points_are_classes_or_functions(monkeypatch: pytest.MonkeyPatch) 
     assert entry({"constant": 0.25}) == {"constant": {"value": 0.25}}
     name, score = load_scorer("{constant: 0.25}")
     assert (name, score(["a", "b"])) == ("constant", [0.25, 0.25])
-    with pytest.raises(UserError, match=r"^constant: needs no_such_package, .*; install it, or"):
-        check_scorer_packages({"constant": {"value": 1}})
+    load.ToxicityScorer.packages = ("no_such_package",)
+    for check in (check_scorer_packages, lambda _: load_scorer("{constant: 1}")):
+        with pytest.raises(
+            UserError, match=r"^constant: needs no_such_package, .*; install it, or"
+        ):
+            check({"constant": {"value": 1}})
     assert len(source_digests({"constant": {"value": 1}})) == 1
 
 

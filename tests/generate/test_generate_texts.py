@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tests.support.llamas import write_confident
+from tokamake.data.corpus.prompts import read_prompts
 from tokamake.errors import UserError
 from tokamake.generate.generate_texts import generate_texts
-from tokamake.generate.prompts import read_prompts
 from tokamake.inference.sampling import Sampling
 
 

@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,9 +13,13 @@ import yaml
 from tests.support.workflow_configs import read_config, wildcards
 from tests.support.workflows import ARCHITECTURE, CONFIG, jobs, make_workspace, snakemake_alone
 from tokamake.checkpoint.init_model import init_model
+from tokamake.config import external_plugins
 from tokamake.errors import UserError
+from tokamake.preflight.detoxify import check_detoxify
+from tokamake.preflight.planned import WorkflowConfig
 from tokamake.workflow.checkpoints import CheckpointRules
 from tokamake.workflow.detoxify import RULES, DetoxifyRules
+from tokamake.workflow.preflight import Preflight
 
 PLAIN = ("the", "a", "model", "text", "token", "step", "loss", "data", "rank", "node", "train")
 BAD = ("darn", "heck")
@@ -83,8 +88,12 @@ def sections(**changes: Any) -> dict[str, Any]:
     return {**CONFIG, **SECTIONS, **given, **changes}
 
 
-def rules(*, table: str = TABLE, **changes: Any) -> DetoxifyRules:
-    config = read_config(table=table, **{**sections(**changes), "corpora": "corpora.tsv"})
+def read(*, table: str = TABLE, **changes: Any) -> WorkflowConfig:
+    return read_config(table=table, **{**sections(**changes), "corpora": "corpora.tsv"})
+
+
+def rules(**changes: Any) -> DetoxifyRules:
+    config = read(**changes)
     return DetoxifyRules(config, CheckpointRules(config))
 
 
@@ -93,27 +102,29 @@ def test_each_shard_of_texts_is_a_job(workspace_here: Path) -> None:
     Path("clean.tsv").write_text(TABLE)
     Path("clean.yaml").write_text(yaml.safe_dump(sections()))
     dry_run = ("-n", "--configfile", "clean.yaml", "--")
-    planned = jobs(snakemake_alone(workspace_here, *dry_run, "detoxify"))
+    planned = jobs(snakemake_alone(workspace_here, *dry_run, "all", "detoxify"))
     # Two shards of samples, one of continuations before, one after.
     assert {name: planned.get(name) for name in (*RULES, "evaluate", "train", "tokenize")} == {
         "generate_texts": 4, "score_texts": 4, "select_texts": 1, "measure_toxicity": 1,
         "plot_detoxified": 1, "detoxify": 1, "evaluate": 2, "train": 1, "tokenize": 2,
     }  # fmt: skip
-    # Texts of the initial model alone: another program may score them.
-    planned = jobs(snakemake_alone(workspace_here, *dry_run, "generate_texts"))
-    assert planned == {"generate_texts": 3, "import_checkpoint": 1}
-    planned = jobs(snakemake_alone(workspace_here, *dry_run, "all"))
-    assert planned["plot_detoxified"] == planned["report"] == 1
+    assert planned["report"] == 1
     Path("clean.yaml").write_text(yaml.safe_dump({**sections(), "detoxify": None}))
     Path("clean.tsv").write_text(TABLE.replace(KEPT, "web.jsonl"))
     planned = jobs(snakemake_alone(workspace_here, *dry_run, "all"))
     assert not planned.keys() & {*RULES}
     assert planned["evaluate"] == 1
-    refused = snakemake_alone(workspace_here, *dry_run, "detoxify")
-    assert (refused.returncode, refused.stderr.splitlines()[-1]) == (
-        2,
-        "tokamake: detoxify: this config detoxifies no model; give it the section detoxify",
-    )
+
+
+@pytest.mark.usefixtures("start")
+def test_the_target_generate_texts_needs_no_scores() -> None:
+    """Another program may score the texts of the initial model."""
+    made = rules()
+    assert made.outputs_before_training(["{texts}/generated-{shard}.jsonl"]) == [
+        f"{made.samples}/generated-00000.jsonl",
+        f"{made.samples}/generated-00001.jsonl",
+        f"{made.before}/generated-00000.jsonl",
+    ]
 
 
 @pytest.mark.usefixtures("start")
@@ -137,7 +148,28 @@ def test_any_number_of_texts_makes_at_most_500_jobs() -> None:
 )
 def test_mistakes_of_the_section_are_one_line(changes: Any, message: str) -> None:
     with pytest.raises(UserError, match=rf"^my.yaml: {message}" if "gone" in message else message):
-        rules(detoxify=changes).check(checks_packages=True)
+        check_detoxify(read(detoxify=changes))
+
+
+@pytest.mark.usefixtures("start")
+def test_the_scorer_needs_its_packages_unless_conda_installs_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(external_plugins, "find_spec", lambda _: None)
+    config = read(detoxify={"scorer": "alt_profanity_check"})
+    facts: Any = SimpleNamespace(
+        rule_resources=lambda _: {},
+        default_resource=lambda _: None,
+        launch="",
+        is_main_process=True,
+        uses_conda=True,
+    )
+    assert Preflight(config, facts).score_texts(wildcards(), []) == []
+    facts.uses_conda = False
+    with pytest.raises(SystemExit, match="2"):
+        Preflight(config, facts).score_texts(wildcards(), [])
+    message = "my.yaml: detoxify.scorer: alt_profanity_check: needs profanity_check, which this"
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("start")
@@ -150,17 +182,17 @@ def test_the_kept_texts_are_one_shard() -> None:
 
 @pytest.mark.usefixtures("start")
 def test_the_runs_start_from_the_model_and_read_its_texts() -> None:
-    rules().check(checks_packages=True)
+    check_detoxify(read())
     with pytest.raises(UserError, match=rf"^my.yaml: detoxify: no corpus reads {KEPT}"):
-        rules(table=TABLE.replace(KEPT, "web.jsonl")).check(checks_packages=True)
+        check_detoxify(read(table=TABLE.replace(KEPT, "web.jsonl")))
     random_weights = {"model": {"architecture": "architecture.yaml"}}
     train = {name: value for name, value in TRAIN.items() if name != "finetune"}
     with pytest.raises(UserError, match="runs start from random weights; name the model to det"):
-        rules(**random_weights, train=train).check(checks_packages=True)
+        check_detoxify(read(**random_weights, train=train))
     shutil.copytree("start", "other")
     Path("runs.tsv").write_text("run\tmodel.checkpoint\nfirst\tstart\nsecond\tother\n")
     with pytest.raises(UserError, match=r"different models \(first from start, second from other"):
-        rules(runs="runs.tsv").check(checks_packages=True)
+        check_detoxify(read(runs="runs.tsv"))
 
 
 @pytest.mark.grid

@@ -187,6 +187,7 @@ def test_a_file_that_no_rule_makes_may_exist() -> None:
     ("target", "problem"),
     [
         ("results/smok/train.json", "no run is called smok; there is smoke"),
+        ("detoxify", "this config detoxifies no model; give it the section detoxify"),
         ("tarin", "no rule has this name or writes this file; did you mean train?"),
         (
             "results/smoke/what",

@@ -49,6 +49,7 @@ if CONFIG.shared.detoxify:
         params:
             scorer=detoxify_rules.scorer,
             files=detoxify_rules.scorer_digests,
+            checked=preflight.score_texts,
         shell:
             "tokamake score-texts {input:q} --scorer {params.scorer:q} --output {output:q} > {log:q} 2>&1"
 

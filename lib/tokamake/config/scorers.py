@@ -90,6 +90,7 @@ def load_scorer(text: str) -> tuple[str, Score]:
     value = parse_yaml(text, "--scorer")
     entry = validate(_ScorerOption, {"scorer": value}, "--scorer").scorer
     ((name, _),) = entry.items()
+    check_scorer_packages(entry)
     scorer = open_scorer(entry)
     if callable(scorer):
         return name, scorer

@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
+from tokamake.data.corpus.prompts import read_prompts
 from tokamake.errors import UserError
 from tokamake.generate.continuations import Ends, Request, continuing
-from tokamake.generate.prompts import read_prompts
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout
 from tokamake.inference.sampling import Sampling
 

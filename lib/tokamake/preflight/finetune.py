@@ -20,7 +20,7 @@ from tokamake.config.runs import NamedRun
 from tokamake.config.train_fields import OnChange
 from tokamake.config.training import TrainSettings
 from tokamake.data.corpus.raw_files import expand
-from tokamake.errors import UserError
+from tokamake.errors import UserError, naming
 from tokamake.preflight.changes import compare_settings
 from tokamake.preflight.initial_models import InitialModel, initial_model, parents_first
 from tokamake.preflight.model import FAMILIES, check_layout_and_length
@@ -60,10 +60,8 @@ def check_files(finetune: FinetuneSettings) -> list[Path]:
     """Return the files of a task, in the order of the settings."""
     paths = []
     for setting, named in files_of(finetune):
-        try:
+        with naming(f"finetune.{setting}"):
             paths += expand([*named])
-        except UserError as error:
-            raise UserError(f"finetune.{setting}: {error}") from None
     return paths
 
 
@@ -102,15 +100,13 @@ def check_finetuned(
         run, where = runs[name]
         if run.finetune is None:
             continue
-        try:
+        with naming(where):
             found[where] = check_files(run.finetune)
             initial = known[run.model.parent] if run.model.parent else initial_model(run)
             architecture = finetuned_architecture(initial.architecture, run.finetune.task)
             check_model(
                 run.train, architecture, tokenizer=run.tokenizer.path, source=initial.source
             )
-        except UserError as error:
-            raise UserError(f"{where}: {error}") from None
         known[name] = initial
     return found
 

@@ -22,7 +22,7 @@ from tokamake.config.root import Config
 from tokamake.config.runs import NamedRun
 from tokamake.config_files import read_yaml
 from tokamake.data.tokenizers import tokenizer_files
-from tokamake.errors import UserError
+from tokamake.errors import UserError, naming
 from tokamake.preflight.initial_checkpoint import (
     check_optimizer,
     check_progress,
@@ -152,11 +152,9 @@ def _model_of_child(run: Config, parent: Config, *, initial: InitialModel) -> In
 def _check_model(run: Config, initial: InitialModel, *, where: str) -> None:
     """Check formats, objective, layout and length of a run against its model."""
     _check_exports(run.convert, initial.architecture, where=where)
-    try:
+    with naming(where):
         check_objective(run.train, initial.architecture)
         check_layout_and_length(run.train, initial.architecture, source=initial.source)
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
 
 
 def _check_exports(names: Iterable[str], architecture: Architecture, *, where: str) -> None:

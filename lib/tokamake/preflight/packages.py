@@ -9,7 +9,7 @@ from tokamake.config.train_sections import TRACKERS
 from tokamake.config.training import BACKEND_CHECKS, TrainSettings
 from tokamake.data.corpus.corpora import patterns
 from tokamake.data.urls.url_list import is_url_list
-from tokamake.errors import UserError
+from tokamake.errors import UserError, naming
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.runtime.requirements import required
 
@@ -22,12 +22,10 @@ def check_corpus_filters(config: WorkflowConfig, corpus: str) -> None:
             f"corpus {corpus}: lists of URLs need the package fastwarc, which this Python "
             "environment lacks; run `pip install 'tokamake[corpora]'`"
         )
-    try:
+    with naming(f"corpus {corpus}"):
         filters = config.filters(corpus)
         check_filter_packages(filters)
         check_filter_inputs(filters)
-    except UserError as error:
-        raise UserError(f"corpus {corpus}: {error}") from None
 
 
 def check_training_packages(train: TrainSettings) -> None:

@@ -11,6 +11,7 @@ from tokamake.config.root import Config
 from tokamake.config.runs import NamedRun
 from tokamake.data.corpus.corpora import Corpus
 from tokamake.data.corpus.plan_file import Plan, PlannedDownload, PlannedMerge, PlannedShard
+from tokamake.data.corpus.prompts import read_prompts
 from tokamake.preflight.initial_models import find_tokenizer
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
@@ -74,6 +75,13 @@ class WorkflowConfig:
     def changed_shards(self) -> frozenset[str]:
         """Shards whose raw files have changed since the workflow last ran."""
         return changed_shards(self.plan, self.previous_plan)
+
+    @cached_property
+    def num_prompts(self) -> int:
+        """Prompts of the section `detoxify`."""
+        assert self.shared.detoxify is not None, "the config has the section"
+        prompts = self.shared.detoxify.prompts
+        return len(read_prompts(prompts.path, key=prompts.key, toxicity_key=prompts.toxicity_key))
 
     def filters(self, corpus: str) -> tuple[dict[str, Any], ...]:
         """Filters of a corpus: its own, or `tokenize.filters`; they see the tasks of all runs."""

@@ -13,7 +13,7 @@ from tokamake.config.train_sections import FimSettings
 from tokamake.data.samples.fim.tokens import find_tokens
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.data.tokenizers._sentinels import appended_texts
-from tokamake.errors import UserError
+from tokamake.errors import UserError, naming
 from tokamake.preflight.initial_models import InitialModel, naming_setting
 from tokamake.preflight.planned import WorkflowConfig
 
@@ -71,14 +71,12 @@ def check_planned_tokenizer(config: WorkflowConfig, models: Mapping[str, Initial
     checked = list[FimSettings]()
     for name, run in config.runs.items():
         where, fim, initial = config.named_runs[name].where, run.train.fim, models.get(name)
-        try:
+        with naming(where):
             if fim not in checked:
                 checked.append(fim)
                 check_fim(fim, tokenizer)
             if initial and run.model.checkpoint is None and entries is not None:
                 check_vocab_size(initial.architecture, entries, source=initial.source)
-        except UserError as error:
-            raise UserError(f"{where}: {error}") from None
         reads_text = any(not corpus.is_indexed for corpus in config.tables[name])
         needs_all = run.tokenizer.path or reads_text or fim.rate
         if initial and run.model.folder and isinstance(tokenizer, Path) and needs_all:

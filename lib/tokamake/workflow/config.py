@@ -20,6 +20,7 @@ from tokamake.data.corpus.sample_corpus import sample_names
 from tokamake.data.mixture.weigh import read_listed_corpora
 from tokamake.errors import UserError
 from tokamake.preflight.data import check_earlier_keys, check_splits, held_out_splits
+from tokamake.preflight.detoxify import check_detoxify
 from tokamake.preflight.finetune import check_finetuned
 from tokamake.preflight.initial_models import check_initial_models
 from tokamake.preflight.planned import WorkflowConfig
@@ -144,6 +145,7 @@ def check_workflow_config(config: WorkflowConfig, *, is_main_process: bool) -> N
             )
     if is_main_process:
         check_planned_tokenizer(config, models)
+        check_detoxify(config)
         _report(config)
 
 

@@ -4,17 +4,13 @@ Wildcards: `texts`, the folder of texts of one kind; `shard`, a part of them; `r
 """
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cached_property
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 from tokamake.config.data_set import RUN
 from tokamake.config.detoxify import DetoxifySettings
-from tokamake.config.scorers import check_scorer_packages, source_digests
-from tokamake.errors import UserError
-from tokamake.generate.prompts import read_prompts
+from tokamake.config.scorers import source_digests
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.workflow.checkpoints import CheckpointRules
 from tokamake.workflow.exit import exit_on_user_error
@@ -57,60 +53,14 @@ class DetoxifyRules:
         assert settings is not None, "rules ask for it in this case only"
         return settings
 
-    # ---- Checks of the dry run ----
-
-    def check(self, *, checks_packages: bool) -> None:
-        """Check the section, as far as possible before a model exists."""
-        if self._config.shared.detoxify is None:
-            return
-        where = next(iter(self._config.named_runs.values())).where
-        with _naming(f"{where}: detoxify"):
-            self._check_start()
-            self._check_corpus()
-        with _naming(f"{where}: detoxify.scorer"):
-            if checks_packages:
-                check_scorer_packages(self._settings.scorer)
-            source_digests(self._settings.scorer)
-        with _naming(f"{where}: detoxify.prompts"):
-            _ = self._num_prompts
-
-    def _check_start(self) -> None:
-        starts = {
-            str(run.model.folder or "random weights"): name
-            for name, run in self._config.all_runs.items()
-            if not run.model.parent
-        }
-        if len(starts) > 1:
-            named = ", ".join(f"{name} from {start}" for start, name in starts.items())
-            raise UserError(
-                f"runs start from different models ({named}), but share the texts of one; give "
-                "each model a config with its own data_set"
-            )
-        if "random weights" in starts:
-            raise UserError(
-                "runs start from random weights; name the model to detoxify in model.checkpoint, "
-                "such as results/tiny/training of another config"
-            )
-
-    def _check_corpus(self) -> None:
-        kept = self._config.data_set.kept_texts
-        if all(kept not in shard.files for shard in self._config.plan.shards):
-            raise UserError(
-                f"no corpus reads {kept}, the texts to train on; add a row with this file to the "
-                "table of corpora"
-            )
-
     # ---- Shards ----
-
-    @cached_property
-    def _num_prompts(self) -> int:
-        prompts = self._settings.prompts
-        return len(read_prompts(prompts.path, key=prompts.key, toxicity_key=prompts.toxicity_key))
 
     def _num_texts(self, texts: str) -> int:
         settings = self._settings
         is_sample = texts == self.samples
-        return settings.num_texts if is_sample else self._num_prompts * settings.continuations
+        return (
+            settings.num_texts if is_sample else self._config.num_prompts * settings.continuations
+        )
 
     def scored(self, texts: str) -> list[str]:
         """Files of scored texts in a folder."""
@@ -204,11 +154,3 @@ class DetoxifyRules:
     def scorer_digests(self, wildcards: Any) -> list[str]:  # noqa: ARG002
         """Hashes of the files that decide scores: texts are scored again if one changes."""
         return source_digests(self._settings.scorer)
-
-
-@contextmanager
-def _naming(setting: str) -> Iterator[None]:
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{setting}: {error}") from None

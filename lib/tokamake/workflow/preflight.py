@@ -5,8 +5,7 @@ job run again.
 """
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,9 @@ from typing import Any
 from tokamake.config.data_set import RUN
 from tokamake.config.training import TrainSettings
 from tokamake.data.indexed.paths import corpus_of
-from tokamake.errors import UserError
+from tokamake.errors import UserError, naming
 from tokamake.preflight.data import check_planned_data
+from tokamake.preflight.detoxify import check_scorer
 from tokamake.preflight.finetune import check_finetune_changes
 from tokamake.preflight.packages import check_corpus_filters, check_training_packages
 from tokamake.preflight.planned import WorkflowConfig
@@ -60,6 +60,13 @@ class Preflight:
         return []
 
     @exit_on_user_error()
+    def score_texts(self, wildcards: Any, output: Any) -> list[str]:  # noqa: ARG002
+        """Check the packages of the scorer; conda gives jobs an environment with packages."""
+        if self._is_main_process and not self._uses_conda:
+            check_scorer(self._config)
+        return []
+
+    @exit_on_user_error()
     def index(self, wildcards: Any, output: Any) -> list[str]:  # noqa: ARG002
         """Check the data of a run: data of sentences may be built for other programs."""
         self._check_once(check_planned_data, wildcards.run)
@@ -94,16 +101,16 @@ class Preflight:
     def _check_once(self, check: Callable[[WorkflowConfig, str], None], name: str) -> None:
         if self._is_main_process and (check, name) not in self._checked:
             self._checked.add((check, name))
-            with _naming(name):
+            with naming(f"run {name}"):
                 check(self._config, name)
 
     def _check_ranks(self, name: str, train: TrainSettings, *, rule: str) -> None:
         # Ranks in an image have packages of their own.
         if not (self._images[rule] or _has_image()):
-            with _naming(name):
+            with naming(f"run {name}"):
                 check_training_packages(train)
         if ranks := self._num_ranks[rule]:
-            with _naming(name, f" (ranks: the resource tasks of the rule {rule})"):
+            with naming(f"run {name}", f" (ranks: the resource tasks of the rule {rule})"):
                 check_ranks(train, ranks)
 
     def _check_spare_nodes(self) -> None:
@@ -113,15 +120,6 @@ class Preflight:
                 f"resources of the rule train: spare_nodes: {self._spare_nodes}: {self._launch} "
                 "has one machine; leave it out, or use a cluster's profile"
             )
-
-
-@contextmanager
-def _naming(name: str, note: str = "") -> Iterator[None]:
-    """Put the run before the message of an error, and a note after it."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"run {name}: {error}{note}") from None
 
 
 def _has_image() -> bool:

@@ -124,8 +124,6 @@ def rule_functions(
         if is_main:
             report_downloads([*raw_downloads(checked), *functions.checkpoints.missing_weights])
             functions.tasks.check()
-            # With conda, jobs have the packages of another environment.
-            functions.detoxify.check(checks_packages=not snakemake.uses_conda)
         return functions
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from tokamake.config.data_set import RUN
 from tokamake.config.tasks import TaskSettings
-from tokamake.errors import UserError
+from tokamake.errors import naming
 from tokamake.evaluate.evaluate_task import check_task, local_files
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.workflow.segments import SegmentRules
@@ -28,11 +28,9 @@ class TaskRules:
         for name, run in self._config.runs.items():
             for key, task in run.evaluate.tasks.items():
                 setting = f"run {name}: evaluate.tasks.{key}"
-                try:
+                with naming(setting):
                     check_task(task)
                     paths = local_files(task)
-                except UserError as error:
-                    raise UserError(f"{setting}: {error}") from None
                 check_braces(paths, setting)
 
     def _task(self, wildcards: Any) -> TaskSettings:
