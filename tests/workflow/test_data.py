@@ -43,7 +43,7 @@ def test_the_plan_is_an_input_once_a_start_has_written_it() -> None:
 def test_only_raw_files_that_a_job_makes_are_inputs() -> None:
     rules = make_rules()
     code = ["results/raw/code/code-00.jsonl", "results/raw/code/code-01.jsonl.gz"]
-    assert rules.made_files(["other.jsonl", *reversed(code)]) == code
+    assert rules.raw_outputs(["other.jsonl", *reversed(code)]) == code
     assert rules.raw_files(wildcards(batch="code-00001")) == code[:1]
     assert rules.raw_files(wildcards(batch="code-00002")) == code[1:]
     write_raw("web.jsonl", "x.jsonl")

@@ -6,6 +6,7 @@ from typing import Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
+from tokamake.detoxify import TOXICITY_THRESHOLD
 from tokamake.errors import UserError
 
 
@@ -89,5 +90,5 @@ def _statistics(scored: Sequence[_Scored]) -> dict[str, float]:
         "sd": statistics.pstdev(values),
         "minimum": min(values),
         "maximum": max(values),
-        "above_half": sum(value > 0.5 for value in values) / len(values),
+        "above_half": sum(value > TOXICITY_THRESHOLD for value in values) / len(values),
     }

@@ -28,8 +28,8 @@ class WorkflowConfig:
     """Corpora of each run."""
     corpora: dict[str, Corpus]
     """Corpora of all runs, by name."""
-    made_files: dict[str, int]
-    """Raw files that the workflow makes itself, with their sizes in bytes."""
+    raw_outputs: dict[str, int]
+    """Raw files that jobs write, with their sizes in bytes."""
     plan: Plan
     """Shards, merged datasets and job batches."""
     previous_plan: Plan | None
@@ -64,7 +64,7 @@ class WorkflowConfig:
     def sample_files(self) -> dict[str, int]:
         """Raw files that `sample_corpus` makes, with their sizes in bytes."""
         kept = self.data_set.kept_texts
-        return {path: size for path, size in self.made_files.items() if path != kept}
+        return {path: size for path, size in self.raw_outputs.items() if path != kept}
 
     @cached_property
     def given_tokenizer(self) -> list[Path] | None:

@@ -47,7 +47,7 @@ class StepResult(NamedTuple):
     """Rows of tokens, over all ranks: fewer than samples if these share rows."""
 
 
-NOTHING = StepResult(math.nan, math.nan, stop=False, saved=False, skipped=False, updated=False)
+NO_RESULT = StepResult(math.nan, math.nan, stop=False, saved=False, skipped=False, updated=False)
 """Result of a step whose data are left out."""
 
 

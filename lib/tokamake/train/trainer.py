@@ -29,7 +29,7 @@ from tokamake.train.hooks.job_progress import retracted_on_error, say_stopped
 from tokamake.train.metrics import Record
 from tokamake.train.sampler import Sampler
 from tokamake.train.stability.step_guard import StepGuard
-from tokamake.train.step_result import NOTHING, StepResult
+from tokamake.train.step_result import NO_RESULT, StepResult
 from tokamake.train.stopping.deadline import Deadline
 from tokamake.train.stopping.stopping import Stopping, on_signals
 
@@ -176,7 +176,7 @@ class Trainer:
             UserError: training has diverged, or samples cannot be read.
         """
         begin, reading, seconds = time.perf_counter(), 0.0, 0.0
-        learning_rate, result = self.learning_rate(), NOTHING
+        learning_rate, result = self.learning_rate(), NO_RESULT
         for hook in self.hooks:
             hook.begin_step(self.state.step + 1)
         self.heartbeat.beat("reads samples")

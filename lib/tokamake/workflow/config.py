@@ -99,24 +99,24 @@ def read_workflow_config(
         _check_braces(run, where)
     tables = _read_tables({n: run for n, run in runs.items() if run.config.finetune is None})
     corpora = merge_tables(tables.values())
-    made_files = {
+    raw_outputs = {
         f"results/raw/{corpus}/{name}": sample.file_bytes
         for corpus, sample in shared.sample_corpus.items()
         for name in sample_names(corpus, sample.num_files)
     }
     if shared.detoxify:
         # One shard: byte ranges of a size that nobody knows could lie behind the file's end.
-        made_files[DataSet(shared.data_set).kept_texts] = shared.plan.shard_bytes
+        raw_outputs[DataSet(shared.data_set).kept_texts] = shared.plan.shard_bytes
     previous = read_previous(DataSet(shared.data_set))
     if previous and not is_main_process:
         plan = previous  # a job takes it as it is, even if raw files arrived since
     else:
-        plan = extended_plan(runs, corpora, declared=made_files, previous=previous)
+        plan = extended_plan(runs, corpora, declared=raw_outputs, previous=previous)
     return WorkflowConfig(
         named_runs=runs,
         tables=tables,
         corpora=corpora,
-        made_files=made_files,
+        raw_outputs=raw_outputs,
         plan=plan,
         previous_plan=previous,
     )

@@ -55,18 +55,18 @@ class DataRules:
         path = self._data_set.plan
         return ancient([path]) if Path(path).exists() else []
 
-    def made_files(self, paths: Iterable[str]) -> list[str]:
+    def raw_outputs(self, paths: Iterable[str]) -> list[str]:
         """Raw files that a job of the workflow makes.
 
         Other raw files are not declared as inputs: 100,000 would slow Snakemake; digests in
         `params` stand for their sizes and times.
         """
-        made = self._config.made_files
+        made = self._config.raw_outputs
         return sorted(made.keys() & set(paths)) if made else []
 
     def tokenizer_corpus(self) -> list[str]:
         """Raw files that the tokenizer is trained on and that a job makes."""
-        return self.made_files(self._tokenizer_files())
+        return self.raw_outputs(self._tokenizer_files())
 
     def tokenizer_downloads(self) -> list[str]:
         """The list of downloads that the tokenizer is trained on, if it has any."""
@@ -79,7 +79,7 @@ class DataRules:
     def raw_files(self, wildcards: Any) -> list[str]:
         """Raw files of all shards of a job batch that a job makes."""
         shards = self._config.tokenize_batches[wildcards.batch]
-        return self.made_files(
+        return self.raw_outputs(
             path for shard in shards for path in self._config.shards[shard].files
         )
 

@@ -18,7 +18,7 @@ from tokamake.errors import UserError
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.workflow.checkpoints import CheckpointRules
 
-START = ".0"
+INITIAL_SEGMENT = ".0"
 """Segment name of the initial checkpoint; only the rule `evaluate` accepts it."""
 
 
@@ -118,7 +118,7 @@ class SegmentRules:
 
     def evaluated_model(self, wildcards: Any) -> str:
         """Folder of the model to evaluate: exported, initial (.0) or of a segment."""
-        if wildcards.segment == START and self._checkpoints:
+        if wildcards.segment == INITIAL_SEGMENT and self._checkpoints:
             return self._checkpoints.initial_folder(wildcards)
         run = RUN.format(run=wildcards.run)
         step = wildcards.segment[1:]
@@ -126,7 +126,7 @@ class SegmentRules:
 
     def evaluated_inputs(self, wildcards: Any) -> list[str] | str:
         """The file that exists once the model to evaluate does."""
-        if wildcards.segment == START and self._checkpoints:
+        if wildcards.segment == INITIAL_SEGMENT and self._checkpoints:
             return self._checkpoints.start_inputs(wildcards)
         return f"{RUN}/train{{segment}}.json" if wildcards.segment else f"{RUN}/export"
 

@@ -25,7 +25,7 @@ from tokamake.train.hooks.heartbeat import (
     suspects,
     write_report,
 )
-from tokamake.train.step_result import NOTHING
+from tokamake.train.step_result import NO_RESULT
 
 STACKS = "Thread 0x1 (most recent call first):\n"
 HOSTS = ("n1", "n1", "n2", "n2")
@@ -37,7 +37,7 @@ def report(number: int, phase: str, call: str = "line 1 in wait") -> Report:
 
 def after(step: int) -> FinishedStep:
     state = ResumeState("digest", step, 8 * step, 1.0, 1)
-    return FinishedStep(state, NOTHING, 0.01, 0.01, 8, 1.0, 0.0, is_logged=False)
+    return FinishedStep(state, NO_RESULT, 0.01, 0.01, 8, 1.0, 0.0, is_logged=False)
 
 
 def lines_of(reports: dict[int, Report]) -> list[str]:

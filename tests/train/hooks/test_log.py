@@ -16,7 +16,7 @@ from tokamake.train import metrics
 from tokamake.train.hooks import FinishedStep
 from tokamake.train.hooks.log import TrainingLog
 from tokamake.train.metrics import Validation, read
-from tokamake.train.step_result import NOTHING, StepResult
+from tokamake.train.step_result import NO_RESULT, StepResult
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
 RESULT = StepResult(loss=2.0, grad_norm=0.5, stop=False, saved=False, skipped=False, num_rows=8)
@@ -199,7 +199,7 @@ def test_megatron_style_has_a_line_for_a_loss_that_is_not_finite(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     training_log = log(tmp_path, log_style="megatron")
-    training_log.end_step(finished(1, NOTHING, seconds=0.0))  # data were left out
+    training_log.end_step(finished(1, NO_RESULT, seconds=0.0))  # data were left out
     assert capsys.readouterr().out == ""
     for step, loss in enumerate((4.0, math.nan, 2.0), 1):
         result = RESULT._replace(loss=loss)

@@ -15,7 +15,7 @@ from tokamake.config.resolved_run import read_run
 from tokamake.config.training import TrainSettings
 from tokamake.train.hooks import FinishedStep
 from tokamake.train.hooks.profile import MAX_RANKS, StepProfile
-from tokamake.train.step_result import NOTHING
+from tokamake.train.step_result import NO_RESULT
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
 
@@ -59,7 +59,7 @@ def test_only_the_first_ranks_write_traces(tmp_path: Path) -> None:
         profile.begin_step(1)
         torch.ones(2) + 1
         state = ResumeState("digest", 1, 8, 1.0, 1)
-        profile.end_step(FinishedStep(state, NOTHING, 0.01, 0.01, 8, 1.0, 0.0, is_logged=False))
+        profile.end_step(FinishedStep(state, NO_RESULT, 0.01, 0.01, 8, 1.0, 0.0, is_logged=False))
     names = sorted(path.name for path in (tmp_path / "profile").iterdir())
     assert names == ["rank-0.json.gz", f"rank-{MAX_RANKS - 1}.json.gz"]
 

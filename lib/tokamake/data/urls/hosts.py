@@ -16,7 +16,7 @@ from tokamake.data.urls.pages import (
     RequestLimits,
     request,
 )
-from tokamake.data.urls.robots import NOTHING, Robots, parse_robots
+from tokamake.data.urls.robots import DISALLOW_ALL, Robots, parse_robots
 
 _HTML = ("text/html", "application/xhtml+xml")
 _ROBOTS_BYTES = 500_000
@@ -149,7 +149,7 @@ class Crawler:
             page = self._request(address, limits, wants=_is_found)
             if page.status not in REDIRECTS:
                 break
-            address, reason = clean(_redirected(page), _ANY)
+            address, reason = clean(_redirected(page), _NO_BLACKLIST)
             if reason:
                 return Robots()
         if page.status == 200:
@@ -158,10 +158,10 @@ class Crawler:
             if robots.delay > self._settings.max_wait_seconds:
                 raise PageError(f"Crawl-delay above {self._settings.max_wait_seconds:g} seconds")
             return robots
-        return NOTHING if page.status >= 500 else Robots()
+        return DISALLOW_ALL if page.status >= 500 else Robots()
 
 
-_ANY = Blacklist(frozenset(), frozenset())
+_NO_BLACKLIST = Blacklist(frozenset(), frozenset())
 
 
 def _redirected(page: HttpAnswer) -> str:

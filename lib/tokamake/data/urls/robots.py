@@ -29,7 +29,7 @@ class Robots(NamedTuple):
         return max(matches)[1] if matches else True
 
 
-NOTHING = Robots((("/", False),))
+DISALLOW_ALL = Robots((("/", False),))
 """Rules that forbid all paths."""
 
 

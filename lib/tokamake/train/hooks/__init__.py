@@ -48,7 +48,7 @@ class FinishedStep(NamedTuple):
     state: "ResumeState"
     """State of the run after the step."""
     result: "StepResult"
-    """Measurements; `NOTHING` if its data are left out."""
+    """Measurements; `NO_RESULT` if its data are left out."""
     learning_rate: float
     next_rate: float
     """Learning rate of the next step."""
