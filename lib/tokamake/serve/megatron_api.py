@@ -30,18 +30,13 @@ _Share = Annotated[float, Field(ge=0, le=1, description="a number from 0 to 1; 0
 class MegatronRequest(Body):
     """Body of `PUT /api`."""
 
-    prompts: Annotated[
-        list[str],
-        Field(min_length=1, max_length=_MAX_PROMPTS, description="a list of 1 to 128 texts"),
-    ]
-    tokens_to_generate: Annotated[
-        int, Field(ge=0, le=2**31, description="an integer from 0 to 2^31")
-    ] = 64
+    prompts: list[str] = Field(
+        min_length=1, max_length=_MAX_PROMPTS, description="a list of 1 to 128 texts"
+    )
+    tokens_to_generate: int = Field(64, ge=0, le=2**31, description="an integer from 0 to 2^31")
     logprobs: Flag = False
-    temperature: Annotated[
-        float, Field(gt=0, le=100, description="a number above 0, at most 100")
-    ] = 1.0
-    top_k: Annotated[int, Field(ge=0, le=1000, description="an integer from 0 to 1000")] = 0
+    temperature: float = Field(1.0, gt=0, le=100, description="a number above 0, at most 100")
+    top_k: int = Field(0, ge=0, le=1000, description="an integer from 0 to 1000")
     top_p: _Share = 0.0
     top_p_decay: _Share = 0.0
     top_p_bound: _Share = 0.0
@@ -49,21 +44,13 @@ class MegatronRequest(Body):
     stop_on_double_eol: Flag = False
     stop_on_eol: Flag = False
     prevent_newline_after_colon: Flag = False
-    random_seed: Annotated[
-        int | None, Field(ge=0, description="an integer of 0 or more, or nothing")
-    ] = None
-    no_log: Annotated[bool | None, Field(description="true or false; no prompt is ever logged")] = (
-        False
+    random_seed: int | None = Field(None, ge=0, description="an integer of 0 or more, or nothing")
+    no_log: bool | None = Field(False, description="true or false; no prompt is ever logged")
+    beam_width: int | None = Field(None, ge=1, description="an integer of 1 or more, or nothing")
+    stop_token: int | None = Field(
+        None, ge=0, description="a token id; by default the model's end tokens"
     )
-    beam_width: Annotated[
-        int | None, Field(ge=1, description="an integer of 1 or more, or nothing")
-    ] = None
-    stop_token: Annotated[
-        int | None, Field(ge=0, description="a token id; by default the model's end tokens")
-    ] = None
-    length_penalty: Annotated[
-        float, Field(ge=-10, le=10, description="a number from -10 to 10")
-    ] = 1.0
+    length_penalty: float = Field(1.0, ge=-10, le=10, description="a number from -10 to 10")
 
 
 def check_old_fields(body: Any) -> None:
