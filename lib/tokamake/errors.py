@@ -77,6 +77,11 @@ def _note(variable: str, reason: str = "") -> None:
             Path(path).write_text(reason, encoding="utf-8")
 
 
+def reason_of(error: Exception) -> str:
+    """First line of an error's message, or the name of its class if it has none."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 def of_system(error: OSError) -> str:
     """Message of an error of the operating system: the file and the reason."""
     prefix = f"{error.filename}: " if error.filename else ""

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tokamake.errors import UserError
+from tokamake.errors import UserError, reason_of
 from tokamake.files import glob_expression, sha256, write_link
 from tokamake.remote.addresses import (
     COMMIT_DIGITS,
@@ -162,7 +162,7 @@ def _tree(parsed: HubAddress, *, address: str) -> tuple[str, dict[str, tuple[int
                 files[entry.path] = _facts(entry)
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise UserError(
-            f"{address}: no answer of a Hub ({_first_line(error)}); check HF_ENDPOINT"
+            f"{address}: no answer of a Hub ({reason_of(error)}); check HF_ENDPOINT"
         ) from None
     return commit, files
 
@@ -213,7 +213,7 @@ def _card_configs(
     try:
         metadata = metadata_load(download(card)) or {}
     except (yaml.YAMLError, ValueError) as error:
-        raise TypeError(_first_line(error)) from None
+        raise TypeError(reason_of(error)) from None
     return [{"config_name": "default", **entry} for entry in metadata.get("configs") or []]
 
 
@@ -266,20 +266,16 @@ def explained(address: str) -> Iterator[None]:
     except json.JSONDecodeError:
         raise UserError(f"{address}: the answer is no JSON; check HF_ENDPOINT") from None
     except ValueError as error:
-        raise UserError(f"{address}: {_first_line(error)}; {FORM}") from None
+        raise UserError(f"{address}: {reason_of(error)}; {FORM}") from None
     except Exception as error:  # each package below raises its own errors of the network
         if not _is_of_network(error):
             raise
-        raise UserError(f"{address}: {_first_line(error)}; check the network and rerun") from None
+        raise UserError(f"{address}: {reason_of(error)}; check the network and rerun") from None
 
 
 def _is_of_network(error: Exception) -> bool:
     names = {each.__name__ for each in type(error).__mro__}
     return bool(names & {"OSError", "HTTPError", "HfHubHTTPError", "TransportError"})
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 @contextmanager

@@ -15,7 +15,7 @@ def test_chunks_hold_a_range_of_elements(shape: list[int], data: st.DataObject) 
     stop = data.draw(st.integers(start, size))
     corner = [data.draw(st.integers(0, 3)) for _ in shape]
     slices = [slice(at, at + length) for at, length in zip(corner, shape, strict=True)]
-    elements = torch.arange(start, stop)
+    elements = torch.arange(start - 3, stop)[3:]  # a part of a longer buffer
     chunks = chunks_of_range(elements, start, place=slices)
     assert len(chunks) <= 2 * len(shape)
     whole = torch.full([at.stop for at in slices], -1)

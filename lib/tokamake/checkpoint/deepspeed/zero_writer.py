@@ -20,8 +20,8 @@ from tokamake.checkpoint.deepspeed.zero_reader import (
     slice_range,
     slice_size,
 )
-from tokamake.checkpoint.megatron_model.adam import MOMENTS, adam_problem, check_has_states
-from tokamake.checkpoint.megatron_model.optimizer_states import MASTER, MODEL, parameter_name
+from tokamake.checkpoint.megatron_model.adam import MOMENTS, check_states, master_key
+from tokamake.checkpoint.megatron_model.optimizer_states import MODEL, parameter_name
 from tokamake.checkpoint.megatron_model.tensor_parallel_slices import TensorSlice
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint, Target
@@ -29,7 +29,6 @@ from tokamake.checkpoint.tensors.dtypes import FLOAT32
 from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, cut
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.checkpoint.torch_files.pickle_writer import Call, Global, Instance
-from tokamake.errors import UserError
 
 _ALIGNMENT = 2
 """DeepSpeed makes the number of elements of a partition a multiple of this."""
@@ -71,7 +70,12 @@ class PartitionWriter:
     def __init__(self, checkpoint: Checkpoint, target: Target) -> None:
         self._checkpoint, self._layout = checkpoint, target.layout
         if target.layout.zero_stage:
-            _check(checkpoint, target.layout.zero_stage)
+            check_states(
+                checkpoint,
+                target.layout.zero_stage,
+                otherwise="so DeepSpeed cannot resume from ZeRO partitions; convert to universal, "
+                "which DeepSpeed loads at any stage",
+            )
         self._is_stage_3 = target.layout.zero_stage == 3
         self._dtype = target.dtype
 
@@ -169,21 +173,20 @@ class PartitionWriter:
         self, flat: _FlatTensor, share: _Share, size: int, kind: str | None = None
     ) -> PlannedTensor:
         """Return a flat tensor to write: moments of a kind, or fp32 weights."""
+
+        def key_of(key: str) -> str:
+            if kind is None:
+                return master_key(key, self._checkpoint.source)
+            return f"optimizer.{kind}.{parameter_name(key)}"
+
         # The padding of the vocabulary has the mean of the embedding as weights, and no moments.
         chunks = (
-            chunk._replace(key=self._key(kind, chunk.key), start=flat_range.offset + chunk.start)
+            chunk._replace(key=key_of(chunk.key), start=flat_range.offset + chunk.start)
             for flat_range in share.ranges
             for chunk in cut(flat[flat_range.name].chunks, flat_range.start, flat_range.stop)
             if kind is None or not chunk.is_mean
         )
         return PlannedTensor((size,), FLOAT32, (*chunks,))
-
-    def _key(self, kind: str | None, key: str) -> str:
-        name = parameter_name(key)
-        if kind is not None:
-            return f"optimizer.{kind}.{name}"
-        master_key = f"{MASTER}{name}"
-        return master_key if master_key in self._checkpoint.source else key
 
     def _param_groups(self, counts: list[int]) -> Iterator[dict[str, Any]]:
         """Yield the settings of each group, which DeepSpeed adopts."""
@@ -216,15 +219,6 @@ class PartitionWriter:
             return {}
         scaler = Instance(Global(module, "LossScaler"), {"cur_scale": 1.0, "dynamic": False})
         return {"loss_scaler": scaler, "dynamic_loss_scale": False}
-
-
-def _check(checkpoint: Checkpoint, zero_stage: int) -> None:
-    check_has_states(checkpoint, zero_stage)
-    if problem := adam_problem(checkpoint):
-        raise UserError(
-            f"{checkpoint.path}: {problem}, so DeepSpeed cannot resume from ZeRO partitions; "
-            "convert to universal, which DeepSpeed loads at any stage"
-        )
 
 
 def _groups(slices: Mapping[str, TensorSlice]) -> Iterator[_FlatTensor]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.extents import Extent, PlannedTensor
-from tokamake.errors import UserError
+from tokamake.errors import UserError, reason_of
 
 _DTYPES = {dtype.in_safetensors: dtype for dtype in dtypes.ALL if dtype.in_safetensors}
 """Dtypes by their names in a header."""
@@ -39,8 +39,7 @@ def read(file: Path, remedy: str) -> dict[str, Extent]:
     except FileNotFoundError:
         raise UserError(f"{file}: no such file; {remedy}") from None
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        reason = str(error).split("\n")[0]
-        raise UserError(f"{file}: damaged ({reason}); {remedy}") from None
+        raise UserError(f"{file}: damaged ({reason_of(error)}); {remedy}") from None
     return {extent.name: extent for extent in extents}
 
 

@@ -230,12 +230,9 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
             "optimizer states alone; give 1, or 0 for its other optimizers"
         )
     if target.layout.zero_stage:
-        adam.check_has_states(checkpoint, target.layout.zero_stage)
-        if problem := adam.adam_problem(checkpoint):
-            raise UserError(
-                f"{checkpoint.path}: {problem}, so Megatron-LM cannot resume from its states; "
-                "leave --zero-stage out, and the weights are written alone"
-            )
+        remedy = "leave --zero-stage out, and the weights are written alone"
+        otherwise = f"so Megatron-LM cannot resume from its states; {remedy}"
+        adam.check_states(checkpoint, target.layout.zero_stage, otherwise=otherwise)
     layout, step = target.layout, checkpoint.progress.iteration
     ranks, stages = target_ranks(checkpoint.architecture, target), layout.pipeline_parallel_size
     rows = ranks[0].padded_vocab_size

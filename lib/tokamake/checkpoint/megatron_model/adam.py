@@ -41,13 +41,15 @@ def has_states(checkpoint: Checkpoint) -> bool:
     return any(key.startswith("optimizer.") for key in checkpoint.source)
 
 
-def check_has_states(checkpoint: Checkpoint, zero_stage: int) -> None:
-    """Check that there are optimizer states to share over ranks."""
+def check_states(checkpoint: Checkpoint, zero_stage: int, *, otherwise: str) -> None:
+    """Check that there are Adam's states to share over ranks; `otherwise`: effect and remedy."""
     if not has_states(checkpoint):
         raise UserError(
             f"{checkpoint.path}: has no optimizer states for --zero-stage {zero_stage}; leave the "
             "option out, or give another checkpoint"
         )
+    if problem := adam_problem(checkpoint):
+        raise UserError(f"{checkpoint.path}: {problem}, {otherwise}")
 
 
 def adam_problem(checkpoint: Checkpoint) -> str | None:
@@ -95,13 +97,15 @@ def planned_moment(weights: PlannedTensor, kind: str) -> PlannedTensor:
     return PlannedTensor(weights.shape, FLOAT32, chunks, weights.is_replica)
 
 
+def master_key(key: str, source: TensorSource) -> str:
+    """Return the key of the fp32 master weights of a parameter, or its own key if it has none."""
+    master = f"{MASTER}{parameter_name(key)}"
+    return master if master in source else key
+
+
 def planned_master(weights: PlannedTensor, source: TensorSource) -> PlannedTensor:
     """Return the fp32 master weights of a parameter, or its weights in fp32 if it has none."""
-    chunks = (
-        chunk._replace(key=key if key in source else chunk.key)
-        for chunk in weights.chunks
-        for key in [f"{MASTER}{parameter_name(chunk.key)}"]
-    )
+    chunks = (chunk._replace(key=master_key(chunk.key, source)) for chunk in weights.chunks)
     return PlannedTensor(weights.shape, FLOAT32, (*chunks,), weights.is_replica)
 
 

@@ -37,7 +37,7 @@ from tokamake.checkpoint.torch_files import (
 )
 from tokamake.checkpoint.torch_files.dcp_metadata import StorageLocation, StoredChunk, WholeTensor
 from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor, ReadOnlyBytes
-from tokamake.errors import UserError
+from tokamake.errors import UserError, reason_of
 from tokamake.runtime.torch_internals import narrowed, storage_info
 
 
@@ -121,8 +121,7 @@ class ArchiveTensors:
             try:
                 self._tensor = self._verified(self._read_bytes(location))
             except Exception as error:  # a damaged archive can raise anything
-                reason = str(error).partition("\n")[0] or type(error).__name__
-                raise UserError(f"{self._file.name}: {reason}") from None
+                raise UserError(f"{self._file.name}: {reason_of(error)}") from None
             self._location = location
         return self._tensor
 

@@ -4,7 +4,6 @@ DeepSpeed partitions flattened parameters at any element. A rank's range of elem
 few chunks of the whole tensor, which DCP writes and reads.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
 
-from tokamake.checkpoint.tensors import extents
+from tokamake.checkpoint.tensors.extents import Chunk, cut
 from tokamake.runtime.torch_internals import wrapper_subclass
 
 Offset = tuple[int, ...]
@@ -86,12 +85,7 @@ def chunks_of_range(
 
     Their keys are offsets in the whole tensor; there are at most two views a dimension.
     """
-    views, position = {}, 0
-    slice_shape = [at.stop - at.start for at in place]
-    for slices in extents.slices_of_range(slice_shape, start, stop=start + len(elements)):
-        size = [at.stop - at.start for at in slices]
-        offset = tuple(at.start + origin.start for at, origin in zip(slices, place, strict=True))
-        num_elements = math.prod(size)
-        views[offset] = elements[position : position + num_elements].view(size)
-        position += num_elements
-    return views
+    return {
+        tuple(at.start for at in chunk.slices): elements[chunk.start : chunk.stop].view(chunk.size)
+        for chunk in cut([Chunk("", tuple(place))], start, start + len(elements))
+    }

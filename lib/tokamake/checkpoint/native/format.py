@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokamake import files
 from tokamake.checkpoint.format_protocol import CheckpointFormat
+from tokamake.checkpoint.megatron_model.adam import master_key
 from tokamake.checkpoint.megatron_model.optimizer_states import LR_SCHEDULER
 from tokamake.checkpoint.native.folder import (
     DESCRIPTION,
@@ -110,8 +111,7 @@ def _plan(source: TensorSource, *, target: Target) -> Iterator[PlannedArchive]:
         if not key.startswith((_WEIGHTS, _STATES)):
             continue
         # Native weights are master weights, if the source has them.
-        master = f"master.{key.removeprefix(_WEIGHTS)}"
-        source_key = master if key.startswith(_WEIGHTS) and master in source else key
+        source_key = master_key(key, source) if key.startswith(_WEIGHTS) else key
         dtype = source.dtype(source_key)
         if target.dtype and key.startswith(_WEIGHTS):
             dtype = dtypes.OF_WEIGHTS[target.dtype]

@@ -12,7 +12,7 @@ from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
 
 Array = np.ndarray[Any, Any]
 
-_FLOATS = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
+FLOATS = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
 """numpy's type for the bits of a dtype; numpy has no bfloat16."""
 _INFINITY = {
     "float64": 0x7FF0 << 48,
@@ -30,7 +30,7 @@ def converted(raw: Array, source: Dtype, *, target: Dtype) -> Array:
     """
     if source == target:
         return raw
-    if source.name in _FLOATS and target.name in _FLOATS:
+    if source.name in FLOATS and target.name in FLOATS:
         with np.errstate(all="ignore"):
             return _rounded(values(raw, source), target).view(f"V{target.itemsize}")
     import torch
@@ -43,9 +43,9 @@ def converted(raw: Array, source: Dtype, *, target: Dtype) -> Array:
 
 def values(raw: Array, dtype: Dtype) -> Array:
     """Return elements as numbers of numpy: fp64, fp32 and fp16 unchanged, other dtypes as fp32."""
-    if dtype.name not in _FLOATS:
+    if dtype.name not in FLOATS:
         return converted(raw, dtype, target=FLOAT32).view("<f4")
-    numbers = raw.view(_FLOATS[dtype.name])
+    numbers = raw.view(FLOATS[dtype.name])
     if dtype.name != "bfloat16":
         return numbers
     bits = numbers.astype("<u4")
@@ -55,7 +55,7 @@ def values(raw: Array, dtype: Dtype) -> Array:
 
 def _rounded(numbers: Array, target: Dtype) -> Array:
     if target.itemsize > 2:
-        return numbers.astype(_FLOATS[target.name])
+        return numbers.astype(FLOATS[target.name])
     single = numbers.astype("<f4", copy=False)
     return single.astype("<f2") if target.name == "float16" else _to_bfloat16(single)
 

@@ -1,7 +1,6 @@
 """Whole tensors of a checkpoint, assembled on request from extents of files."""
 
 import math
-import struct
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tokamake.checkpoint.tensors import dtypes
+from tokamake.checkpoint.tensors import cast, dtypes
 from tokamake.checkpoint.tensors.cast import Array
 from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
 from tokamake.checkpoint.tensors.extents import Chunk, Extent, FileChunk, Slices, overlap
@@ -18,13 +17,6 @@ from tokamake.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_CODES = {
-    **{"float64": "<d", "float32": "<f", "float16": "<e"},
-    **{"int64": "<q", "int32": "<i", "int16": "<h", "int8": "<b"},
-    **{"uint64": "<Q", "uint32": "<I", "uint16": "<H", "uint8": "<B"},
-}
-"""Format codes of `struct` by dtype."""
 
 
 class TensorSource:
@@ -126,19 +118,18 @@ class TensorSource:
         if key in self.in_memory:
             return float(self.in_memory[key])
         ((extent, chunk),) = self._file_chunks[key]
-        name, width = extent.dtype.name, extent.dtype.itemsize
+        width = extent.dtype.itemsize
         with extent.file.open("rb") as stream:
             stream.seek(extent.offset + chunk.start * width)
-            raw = stream.read(width)
-        if name == "bfloat16":  # the upper half of fp32
-            name, raw = "float32", bytes(2) + raw
-        if name not in _CODES:
+            raw = np.frombuffer(stream.read(width), f"V{width}")
+        if extent.dtype.name.startswith(("int", "uint")):
+            return float(raw.view(extent.dtype.name)[0])
+        if extent.dtype.name not in cast.FLOATS:
             raise UserError(
                 f"{extent.file}: tensor {extent.name} is {extent.dtype}, which is not supported "
                 "for a number; save it in fp32"
             )
-        (value,) = struct.unpack(_CODES[name], raw)
-        return float(value)
+        return float(cast.values(raw, extent.dtype)[0])
 
     def read(self, key: str) -> "Tensor":
         """Read a whole tensor; one that lies in a single extent is memory-mapped."""

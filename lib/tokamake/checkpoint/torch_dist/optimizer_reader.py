@@ -8,7 +8,7 @@ versions), or as the buckets of each rank's flat buffers (dp_reshardable).
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +279,4 @@ def _in_bucket(
         pieces = range_chunks(parameters, at.start, stop=at.stop, prefix=prefixes[extent.name])
         chunks = (*(each._replace(start=each.start + chunk.start) for each in pieces),)
         if chunks:
-            yield Extent(
-                extent.file, extent.name, extent.offset, extent.shape, extent.dtype, chunks
-            )
+            yield replace(extent, chunks=chunks)

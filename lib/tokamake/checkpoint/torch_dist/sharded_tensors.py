@@ -22,7 +22,7 @@ from tokamake.checkpoint.megatron_model.tensor_parallel_slices import (
     TensorParallelRank,
     TensorSlice,
 )
-from tokamake.checkpoint.tensors.extents import Chunk, Extent, slices_of_range
+from tokamake.checkpoint.tensors.extents import Chunk, Extent, cut
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import dcp_archives, pickle_reader, torch_archive
 from tokamake.checkpoint.torch_files.dcp_metadata import Contents, StorageLocation, WholeTensor
@@ -197,14 +197,9 @@ def unflattened(extent: Extent, size: Sequence[int], *, tensor: ShardedTensor) -
     if any(at.stop - at.start != 1 for at in place):
         raise ValueError("a chunk of several shards")
     shard = [rows // count for rows, count in zip(tensor.shape, size[:-1], strict=True)]
-    origin = [at.start * rows for at, rows in zip(place, shard, strict=True)]
-    chunks, start = [], chunk.start
-    for slices in slices_of_range(shard, elements.start, stop=elements.stop):
-        pairs = zip(origin, slices, strict=True)
-        within = tuple(slice(first + at.start, first + at.stop) for first, at in pairs)
-        part = Chunk(chunk.key, within, start)
-        chunks.append(part)
-        start += math.prod(part.size)
+    slices = (slice(at.start * n, at.stop * n) for at, n in zip(place, shard, strict=True))
+    pieces = cut([Chunk(chunk.key, (*slices,))], elements.start, elements.stop)
+    chunks = (piece._replace(start=chunk.start + piece.start) for piece in pieces)
     return replace(extent, chunks=(*chunks,))
 
 

@@ -16,7 +16,7 @@ from tokamake.checkpoint.tensors.dtypes import Dtype
 from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor
 from tokamake.checkpoint.torch_files import dcp_metadata, pickle_reader, torch_archive
 from tokamake.checkpoint.torch_files.dcp_metadata import StorageLocation, StoredChunk, WholeTensor
-from tokamake.errors import UserError
+from tokamake.errors import UserError, reason_of
 
 _REMEDY = "name another checkpoint"
 _ALIGNMENT = 64
@@ -91,8 +91,7 @@ def _parse(file: Path, stream: IO[bytes], *, key: str, location: StorageLocation
     try:
         return pickle_reader.parse(pickle_reader.View(stream, start, length=length))
     except Exception as error:  # a damaged pickle can raise anything
-        reason = str(error).partition("\n")[0] or type(error).__name__
-        raise UserError(f"{file}: damaged at {key} ({reason}); {_REMEDY}") from None
+        raise UserError(f"{file}: damaged at {key} ({reason_of(error)}); {_REMEDY}") from None
 
 
 def _extent(file: Path, archived: _ArchivedChunk, *, layout: _ArchiveLayout) -> Extent:

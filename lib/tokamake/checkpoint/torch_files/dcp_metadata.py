@@ -18,7 +18,7 @@ from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.dtypes import Dtype
 from tokamake.checkpoint.tensors.extents import overlap
 from tokamake.checkpoint.torch_files import pickle_bounds, pickle_writer
-from tokamake.errors import UserError
+from tokamake.errors import UserError, reason_of
 
 SUFFIX = ".distcp"
 """Suffix of DCP's data files, which are concatenated archives of torch.save."""
@@ -196,16 +196,13 @@ def read_contents(folder: Path, *, may_share: bool = False) -> Contents:
         raise UserError(f"{file}: no such file; name another checkpoint") from None
     except _Refused as error:
         raise UserError(
-            f"{file}: asks for {_line(error)}, which no checkpoint of tokamake or Megatron-LM "
+            f"{file}: asks for {reason_of(error)}, which no checkpoint of tokamake or Megatron-LM "
             "does, so it is not read; name a checkpoint from a source that you trust"
         ) from None
     except Exception as error:  # a damaged pickle can raise anything
-        reason = _line(error) or type(error).__name__
-        raise UserError(f"{folder}: no complete checkpoint ({reason}); name another one") from None
-
-
-def _line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
+        raise UserError(
+            f"{folder}: no complete checkpoint ({reason_of(error)}); name another one"
+        ) from None
 
 
 def archives(folder: Path) -> dict[Path, list[tuple[int, int]]]:

@@ -19,7 +19,7 @@ from tokamake.checkpoint.tensors.dtypes import Dtype
 from tokamake.checkpoint.torch_files import pickle_bounds
 from tokamake.checkpoint.torch_files.allowed_globals import AllowedGlobals, Attribute
 from tokamake.checkpoint.torch_files.pickle_writer import GETATTR
-from tokamake.errors import UserError
+from tokamake.errors import UserError, reason_of
 
 _STORAGES = {dtype.storage: dtype for dtype in dtypes.ALL if dtype.storage}
 _UNTYPED = dtypes.named("uint8")
@@ -237,10 +237,9 @@ def read(file: Path, remedy: str) -> Any:
     except FileNotFoundError:
         raise UserError(f"{file}: no such file; {remedy}") from None
     except pickle.UnpicklingError as error:
-        reason = str(error).split("\n")[0]
         raise UserError(
-            f"{file}: holds more than tensors and plain values, so it is not read ({reason}); "
-            f"{remedy}"
+            f"{file}: holds more than tensors and plain values, so it is not read "
+            f"({reason_of(error)}); {remedy}"
         ) from None
     except zipfile.BadZipFile as error:
         raise UserError(
@@ -248,8 +247,7 @@ def read(file: Path, remedy: str) -> Any:
             "load it and save it again"
         ) from None
     except Exception as error:  # a damaged pickle can raise anything
-        reason = str(error).split("\n")[0] or type(error).__name__
-        raise UserError(f"{file}: damaged ({reason}); {remedy}") from None
+        raise UserError(f"{file}: damaged ({reason_of(error)}); {remedy}") from None
 
 
 def parse(stream: Any) -> Any:

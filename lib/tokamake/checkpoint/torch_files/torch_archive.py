@@ -14,11 +14,11 @@ from isal import isal_zlib
 from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor
 from tokamake.checkpoint.torch_files import archive_writer
 from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor, View, data_offset
-from tokamake.errors import UserError
 
 _READ_BYTES = 2**20
 """Bytes that are read at once for a checksum."""
-_CENTRAL = b"PK\x01\x02"
+_CENTRAL_HEADER_BYTES = 46
+"""Bytes of an entry of a zip's directory before its name, extra fields and comment."""
 
 
 def extent(file: Path, name: str, tensor: Any, chunks: tuple[Chunk, ...] = ()) -> Extent:
@@ -87,13 +87,13 @@ def _unsealed(stream: IO[bytes], start: int, *, length: int) -> Iterator[_Unseal
     """Yield the data without checksums in an archive."""
     view = View(stream, start, length=length)
     with zipfile.ZipFile(view) as archive:
-        entries = [entry for entry in archive.infolist() if entry.file_size and not entry.CRC]
-        directory = archive.start_dir
-    entry_of = {header: offset for offset, header in _directory(view, directory)}
+        entries, place = archive.infolist(), archive.start_dir
     for entry in entries:
-        header = entry.header_offset
-        fields = start + header + 14, start + entry_of[header] + 16
-        yield _Unsealed(start + data_offset(view, entry), entry.file_size, fields)
+        if entry.file_size and not entry.CRC:
+            fields = start + entry.header_offset + 14, start + place + 16
+            yield _Unsealed(start + data_offset(view, entry), entry.file_size, fields)
+        lengths = len(entry.orig_filename.encode()), len(entry.extra), len(entry.comment)
+        place += _CENTRAL_HEADER_BYTES + sum(lengths)
 
 
 def checksum(descriptor: int, start: int, size: int) -> int:
@@ -116,31 +116,3 @@ def check_checksums(
     for entry in (entry for entry in archive.infolist() if entry.CRC):
         if compute(data_offset(view, entry), entry.file_size) != entry.CRC:
             raise ValueError(f"the checksum of {entry.filename} is wrong")
-
-
-def _directory(stream: Any, start: int) -> Iterator[tuple[int, int]]:
-    """Yield the offset of each entry of a central directory, and of its local header."""
-    stream.seek(start)
-    while (header := stream.read(46))[:4] == _CENTRAL:
-        entry = stream.tell() - 46
-        name, extra, comment = struct.unpack("<HHH", header[28:34])
-        (offset,) = struct.unpack("<I", header[42:46])
-        stream.seek(entry + 46 + name)
-        if offset == 0xFFFFFFFF:
-            offset = _zip64_offset(stream.read(extra), header)
-        yield entry, offset
-        stream.seek(entry + 46 + name + extra + comment)
-
-
-def _zip64_offset(extra: bytes, header: bytes) -> int:
-    """Read the offset of a local header beyond 4 GB from the zip64 field."""
-    while extra:
-        field_id, size = struct.unpack("<HH", extra[:4])
-        if field_id == 1:
-            # Sizes beyond 4 GB come before the offset.
-            sizes = struct.unpack("<II", header[20:28])
-            start = 4 + 8 * sizes.count(0xFFFFFFFF)
-            offset: int = struct.unpack("<Q", extra[start : start + 8])[0]
-            return offset
-        extra = extra[4 + size :]
-    raise UserError("zip file: an entry beyond 4 GB has no offset; write it again")
