@@ -7,6 +7,7 @@ interruption, the same command continues.
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from inspect import cleandoc
 from pathlib import Path
 from textwrap import fill
@@ -93,6 +94,7 @@ def convert(
     """
     from tokamake.checkpoint import detect
     from tokamake.checkpoint.checkpoint_tokenizer import check_kept_tokenizer
+    from tokamake.checkpoint.compare_logits import compare_logits as compared
     from tokamake.checkpoint.load_model import tokenizer_of_run
     from tokamake.checkpoint.megatron_model.args_reader import unknown_size_warning, with_vocab_size
     from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
@@ -138,13 +140,13 @@ def convert(
         tokenizer_warning = check_kept_tokenizer(checkpoint)
     layout = ParallelLayout(**sizes, zero_stage=zero_stage)
     options = Target(layout, dtype, tokenizer=copied_tokenizer, model_card=model_card)
-    check = _LogitsCheck(checkpoint, dtype) if compare_logits else None
+    check = partial(compared, checkpoint, dtype=dtype) if compare_logits else None
     result = write(target, checkpoint, name, options, workers=workers, check=check)
     step = f" at step {n:,}" if (n := checkpoint.progress.iteration) else ""
     print(f"{target}: {detect.title(name)}, {_summary(checkpoint, options)}, from {source}{step}")
     _print_side_files(checkpoint, options, config=tokenizer_config, left=result.left)
-    if check:
-        print(check.result)
+    if result.checked:
+        print(result.checked)
     warnings += [tokenizer_warning, *plug_in.warnings(checkpoint)]
     for warning in (*warnings, _not_finite_warning(result.not_finite)):
         if warning:
@@ -155,23 +157,6 @@ def convert(
 convert.__doc__ = cleandoc(convert.__doc__ or "").replace(
     "{formats}", fill(f"Formats: {format_summaries()}.", 96, break_on_hyphens=False)
 )
-
-
-class _LogitsCheck:
-    """Check of a written folder, for `writer.write`.
-
-    Attributes:
-        result: line about the comparison.
-    """
-
-    def __init__(self, checkpoint: "Checkpoint", dtype: str | None) -> None:
-        self._checkpoint, self._dtype = checkpoint, dtype
-        self.result = ""
-
-    def __call__(self, folder: Path) -> None:
-        from tokamake.checkpoint.compare_logits import compare_logits
-
-        self.result = compare_logits(self._checkpoint, folder, dtype=self._dtype)
 
 
 def _with_side_files(

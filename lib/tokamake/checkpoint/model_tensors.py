@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokamake import plugins
 from tokamake.checkpoint.tensors import dtypes
+from tokamake.checkpoint.tensors.dtypes import Dtype
 from tokamake.checkpoint.tensors.extents import Extent
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
@@ -99,9 +100,13 @@ def check_shape(name: str, shape: Sequence[int], *, expected: Sequence[int], whe
 def check_weight(name: str, extent: Extent, *, shape: Sequence[int]) -> None:
     """Check the shape and the dtype of a stored weight."""
     check_shape(name, extent.shape, expected=shape, where=extent.file)
-    if extent.dtype.short is None:
+    check_dtype(name, extent.dtype, where=extent.file)
+
+
+def check_dtype(name: str, dtype: Dtype, *, where: object) -> None:
+    if dtype.short is None:
         raise UserError(
-            f"{extent.file}: tensor {name} is {extent.dtype}; save weights in one of "
+            f"{where}: tensor {name} is {dtype}; save weights in one of "
             f"{', '.join(dtypes.OF_WEIGHTS)}"
         )
 

@@ -48,6 +48,8 @@ class WriteResult(NamedTuple):
     """Kinds of tensors that the format does not hold."""
     not_finite: list[str]
     """Keys of tensors that hold NaN or infinity."""
+    checked: str
+    """Result of the check; empty without one."""
 
 
 def write(
@@ -57,7 +59,7 @@ def write(
     target: Target,
     *,
     workers: int = 1,
-    check: Callable[[Path], None] | None = None,
+    check: Callable[[Path], str] | None = None,
 ) -> WriteResult:
     """Write a checkpoint atomically.
 
@@ -138,7 +140,7 @@ def _write(
     name: str,
     target: Target,
     workers: int,
-    check: Callable[[Path], None] | None,
+    check: Callable[[Path], str] | None,
 ) -> WriteResult:
     path = growing.with_name(growing.name.removeprefix(".").removesuffix(".converting"))
     content, notes = growing / "content", growing / "notes"
@@ -170,8 +172,7 @@ def _write(
     if target.model_card:
         shutil.copyfile(target.model_card, content / "README.md")
     _sync([*content.rglob("*"), content])
-    if check:
-        check(content)
+    checked = check(content) if check else ""
     if path.exists():
         path.rmdir()
     (notes / _PLAN).unlink()  # the content is about to move, so nothing can be continued
@@ -180,9 +181,8 @@ def _write(
     shutil.rmtree(growing)
     # Compare kinds, not keys: some formats store one step count for all parameters.
     left = {_kind(key) for key in checkpoint.source} - {_kind(key) for key in stored}
-    return WriteResult(
-        sorted(left - {"model"}), [key for key in checkpoint.source if key in not_finite]
-    )
+    bad_keys = [key for key in checkpoint.source if key in not_finite]
+    return WriteResult(sorted(left - {"model"}), bad_keys, checked)
 
 
 def _kind(key: str) -> str:

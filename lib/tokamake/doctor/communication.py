@@ -28,6 +28,7 @@ from tokamake.doctor.hosts import (
 from tokamake.doctor.result import Result, ok, wrong
 from tokamake.doctor.watch import Watch
 from tokamake.errors import UserError
+from tokamake.runtime.device import synchronize
 from tokamake.runtime.process_group import meeting, process_group
 from tokamake.runtime.ranks import Ranks
 
@@ -201,16 +202,11 @@ def measure(device: torch.device, host: str) -> Measured:
 
 def _seconds(action: Callable[[], object], device: torch.device) -> float:
     dist.barrier(device_ids=None if device.type == "cpu" else [device.index])
-    _synchronize(device)
+    synchronize(device)
     begin = time.perf_counter()
     action()
-    _synchronize(device)
+    synchronize(device)
     return time.perf_counter() - begin
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
 
 
 def folder_result(directory: Path, blind: list[str]) -> Result:

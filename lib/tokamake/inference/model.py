@@ -7,7 +7,6 @@ Shape suffixes: B sequences, L tokens, N predicted tokens, D hidden size, V voca
 
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -99,8 +98,7 @@ class InferenceModel:
             saved_names=saved_names,
             tied_output=module.tied_output,
         )
-        with ExitStack() as stack, torch.no_grad():
-            files = OpenFiles(stack)
+        with OpenFiles() as files, torch.no_grad():
             for chunk in chunks:
                 key = f"model.{chunk.saved_name}"
                 chunk.local.copy_(

@@ -4,7 +4,7 @@ A JSON file beside the folder of a commit lists the files of an address. A workf
 config and tokenizer before its checks, which read them; a job downloads each file of the weights.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -183,12 +183,8 @@ def _read_list(path: Path, *, tokenizer_only: bool) -> list[RemoteFile]:
         file = _list_of(path, tokenizer_only=only)
         if file.is_file():
             files = _files_in(file)
-            return files if only == tokenizer_only else _without_weights(files)
+            return [each for each in files if only or not tokenizer_only or not comes_later(each)]
     return [file for file in _all_listed(path) if Path(file.path) == path][:1]
-
-
-def _without_weights(files: Iterable[RemoteFile]) -> list[RemoteFile]:
-    return [file for file in files if not comes_later(file)]
 
 
 def _list_of(path: Path, *, tokenizer_only: bool) -> Path:

@@ -50,6 +50,14 @@ def group_device() -> "torch.device":
     return torch.device(kinds.get(dist.get_backend(), "cpu"))
 
 
+def synchronize(device: "torch.device") -> None:
+    """Wait until a device has done its work; a CPU has always."""
+    import torch
+
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
 def device_memory(device: "torch.device", ranks: Ranks) -> float:
     """Bytes that this rank may use of its device; the ranks of a host share its memory."""
     import torch

@@ -16,7 +16,7 @@ from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.megatron_model.args_reader import architecture_of
-from tokamake.checkpoint.torch_files.allowed_globals import Attribute, StandIn
+from tokamake.checkpoint.torch_files.allowed_globals import StandIn, attribute_of
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
@@ -57,7 +57,7 @@ class PositionEmbeddingType(StandIn):
 
 def by_name(member: str) -> Any:
     """Return a member of the enum, as Python 3.11.0 to 3.11.4 pickles it."""
-    return Attribute()(PositionEmbeddingType, member)
+    return attribute_of(PositionEmbeddingType, member)
 
 
 CARRIED = [

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,8 @@ WHOLE = np.arange(60, dtype="<f4").reshape(SHAPE)
 
 @pytest.fixture
 def opened() -> Iterator[OpenFiles]:
-    with ExitStack() as stack:
-        yield OpenFiles(stack)
+    with OpenFiles() as files:
+        yield files
 
 
 def store(path: Path, array: Any, chunk: Chunk, *, offset: int = 0, dtype: Dtype = FLOAT32) -> Any:
@@ -148,8 +147,7 @@ def test_few_files_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.Monkey
     for path in paths:
         path.write_text(path.name)
     before = num_open()
-    with ExitStack() as stack:
-        files = OpenFiles(stack)
+    with OpenFiles() as files:
         for path in [*paths, paths[0], paths[2]]:
             assert os.pread(files.descriptor(path, os.O_RDONLY), 9, 0) == path.name.encode()
             assert num_open() <= before + 2

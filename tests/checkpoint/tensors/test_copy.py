@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -259,8 +259,7 @@ def test_few_files_are_open_for_a_tensor_with_many_parts(tmp_path: Path) -> None
                 num_open += link.readlink().is_relative_to(tmp_path)
         return num_open
 
-    with ExitStack() as stack:
-        files = chunks.OpenFiles(stack)
+    with chunks.OpenFiles() as files:
         for path in [*paths, *paths]:
             content = os.pread(files.descriptor(path, os.O_RDONLY), 1, 0)
             assert content == path.read_bytes()

@@ -8,7 +8,6 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,7 +19,7 @@ from tokamake.checkpoint.hf import config_json, safetensors_files
 from tokamake.checkpoint.hf.config_json import REMEDY
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import CHAT_TEMPLATES, Checkpoint, Target
-from tokamake.checkpoint.tensors.chunks import ChunkReader, OpenFiles, same_bits
+from tokamake.checkpoint.tensors.chunks import is_same
 from tokamake.checkpoint.tensors.dtypes import Dtype
 from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor, whole_slices
 from tokamake.checkpoint.tensors.source import TensorSource
@@ -101,8 +100,9 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     shapes = model_tensors.shapes(architecture)
     # Checks that no file is too short; so the comparison of the copy comes after it.
     source = TensorSource(located, {f"model.{name}": shape for name, shape in shapes.items()})
-    for name, (extent, original) in extra.items():
-        if not _is_same(extent, extents[original]):
+    copies = source.extents[len(extents) :]
+    for (name, (extent, original)), copy in zip(extra.items(), copies, strict=True):
+        if not _is_same(source, copy, stored=(extent, extents[original])):
             reason = "but config.json says tie_word_embeddings; set it to false"
             if name in model_format.twice:
                 reason = f"and a {architecture.family} has one for both; choose another model"
@@ -183,22 +183,13 @@ def _read_file(file: Path, ignored: re.Pattern[str]) -> dict[str, Extent]:
     return {name: torch_archive.extent(file, name, value) for name, value in tensors.items()}
 
 
-def _is_same(head: Extent, embedding: Extent) -> bool:
-    pair = (head, embedding)
-    if (head.shape, head.dtype) != (embedding.shape, embedding.dtype):
+def _is_same(source: TensorSource, copy: Extent, *, stored: tuple[Extent, Extent]) -> bool:
+    """Whether an extent is a copy of a tensor; `stored`: both of them as their files have them."""
+    if len({(extent.shape, extent.dtype) for extent in stored}) > 1:
         return False
-    locations = [(extent.file, extent.offset, extent.stride) for extent in pair]
-    if locations[0] == locations[1]:  # torch.save stores tensors that share memory once
-        return True
-    slices = whole_slices(head.shape)
-    with ExitStack() as stack:
-        open_files = OpenFiles(stack)
-        readers = []
-        for extent in pair:
-            dense = replace(extent, chunks=(Chunk(extent.name, slices),)).as_it_lies()
-            parts = [(dense, chunk) for chunk in dense.chunks]
-            readers.append(ChunkReader(open_files, parts, dtype=dense.dtype))
-        return same_bits(readers[0], readers[1], slices=slices, itemsize=head.dtype.itemsize)
+    # torch.save stores tensors that share memory once.
+    is_shared = len({(extent.file, extent.offset, extent.stride) for extent in stored}) == 1
+    return is_shared or all(is_same(source, (copy, chunk)) for chunk in copy.chunks)
 
 
 def _stored_tensors(architecture: Architecture, model_format: HFFormat) -> dict[str, _StoredTensor]:

@@ -8,7 +8,6 @@ import math
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -41,9 +40,15 @@ class OpenFiles:
     The chunks of one tensor can lie in thousands of files, more than a process may open.
     """
 
-    def __init__(self, stack: ExitStack) -> None:
+    def __init__(self) -> None:
         self._open = dict[tuple[Path, int], int]()
-        stack.callback(self._close)
+
+    def __enter__(self) -> "OpenFiles":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1])
 
     def descriptor(self, file: Path, flags: int) -> int:
         """Return the descriptor of a file. Use it at once: later calls may close it."""
@@ -54,10 +59,6 @@ class OpenFiles:
             descriptor = os.open(file, flags)
         self._open[file, flags] = descriptor
         return descriptor
-
-    def _close(self) -> None:
-        while self._open:
-            os.close(self._open.popitem()[1])
 
     def view(self, file_chunk: FileChunk, slices: Slices) -> Array:
         """Map the elements of slices as raw bytes, with the strides that they have in the file."""
@@ -177,8 +178,7 @@ def read_tensor(source: TensorSource, key: str, *, slices: Slices, files: OpenFi
 def num_not_finite(source: TensorSource, key: str) -> int:
     """Count the elements of a tensor that are NaN or infinite, some rows at a time."""
     count = 0
-    with ExitStack() as stack:
-        files = OpenFiles(stack)
+    with OpenFiles() as files:
         for file_chunk in source.file_chunks(key):
             extent, chunk = file_chunk
             reader = ChunkReader(files, [file_chunk], dtype=extent.dtype)
@@ -253,32 +253,25 @@ def check_replicas(source: TensorSource) -> None:
         if not extent.is_replica:
             continue
         for chunk in extent.chunks:
-            if not chunk.is_mean and not _is_same(source, (extent, chunk)):
+            if not chunk.is_mean and not is_same(source, (extent, chunk)):
                 raise UserError(
                     f"{extent.file}: replicated tensor {extent.name} differs between "
                     "ranks; use another checkpoint, or convert it with --take-first-copy"
                 )
 
 
-def _is_same(source: TensorSource, replica: FileChunk) -> bool:
+def is_same(source: TensorSource, replica: FileChunk) -> bool:
+    """Whether a replica of a part of a tensor has its bits. Some rows are compared at a time."""
     extent, chunk = replica
     if extent.dtype != source.dtype(chunk.key):
         return False
     map_once = any(is_transposed(each) for _, each in (replica, *source.file_chunks(chunk.key)))
-    with ExitStack() as stack:
-        files = OpenFiles(stack)
+    with OpenFiles() as files:
         whole_reader = ChunkReader.for_tensor(source, chunk.key, files=files, map_once=map_once)
         replica_reader = ChunkReader(files, [replica], dtype=extent.dtype, map_once=map_once)
-        return same_bits(
-            whole_reader, replica_reader, slices=chunk.slices, itemsize=extent.dtype.itemsize
+        order = (*range(len(chunk.slices)),)
+        row_bytes = math.prod(chunk.size[1:]) * extent.dtype.itemsize
+        return all(
+            whole_reader.read(slab, order).tobytes() == replica_reader.read(slab, order).tobytes()
+            for slab in slabs(chunk.slices, order, row_bytes=row_bytes)
         )
-
-
-def same_bits(first: ChunkReader, second: ChunkReader, *, slices: Slices, itemsize: int) -> bool:
-    """Whether slices of two tensors have the same bits. Some rows are compared at a time."""
-    order = (*range(len(slices)),)
-    row_bytes = math.prod(size(slices[1:])) * itemsize
-    return all(
-        first.read(slab, order).tobytes() == second.read(slab, order).tobytes()
-        for slab in slabs(slices, order, row_bytes=row_bytes)
-    )

@@ -9,7 +9,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from threading import Condition
@@ -95,8 +95,8 @@ def _copy_tensor(
     file_chunks, dtype = source.file_chunks(key), source.dtype(key)
     has_one_dtype = bool(file_chunks) and all(extent.dtype == dtype for extent, _ in file_chunks)
     mean: Array | None = None
-    with ExitStack() as stack:
-        copier = _TensorCopier(key, source, files=OpenFiles(stack), budget=budget)
+    with OpenFiles() as files:
+        copier = _TensorCopier(key, source, files=files, budget=budget)
         for target in targets:
             extent, chunk = target
             is_plain = has_one_dtype and extent.dtype == dtype and not chunk.is_mean

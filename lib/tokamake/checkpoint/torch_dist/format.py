@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokamake import files
+from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.format_protocol import CheckpointFormat
 from tokamake.checkpoint.latest import candidates
 from tokamake.checkpoint.megatron_model import adam, module_tree, rank_file
@@ -29,7 +30,6 @@ from tokamake.checkpoint.megatron_model.optimizer_states import (
 )
 from tokamake.checkpoint.megatron_model.rank_file import REMEDY
 from tokamake.checkpoint.megatron_model.tensor_parallel_slices import target_ranks
-from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout, Target
 from tokamake.checkpoint.tensors.dtypes import FLOAT32
 from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor
@@ -140,7 +140,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     }
     expected = sharded_tensors(architecture, padded_vocab_size=rows)
     tensors = match_tensors(folder, stored, model=expected)
-    _check_dtypes(folder, stored)
+    for key, tensor in stored.items():
+        model_tensors.check_dtype(key, tensor.dtype, where=folder)
     weights = [
         to_whole_tensors(extent, tensors[extent.name], prefix=MODEL)
         for extent in dcp_archives.locate(folder, stored)
@@ -171,15 +172,6 @@ def _check_kind(folder: Path) -> None:
             f"{folder / _KIND}: sharded_backend: {backend!r}: is not supported; load it with the "
             "Megatron-LM that wrote it, and save it with --ckpt-format torch_dist"
         )
-
-
-def _check_dtypes(folder: Path, stored: Mapping[str, WholeTensor]) -> None:
-    for key, tensor in stored.items():
-        if tensor.dtype.short is None:
-            raise UserError(
-                f"{folder}: tensor {key} is {tensor.dtype}; save weights in one of "
-                f"{', '.join(dtypes.OF_WEIGHTS)}"
-            )
 
 
 def _layout(args: Any, file: Path) -> ParallelLayout:

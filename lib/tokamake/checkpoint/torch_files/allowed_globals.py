@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from tokamake.checkpoint.torch_files.pickle_bounds import MAX_ARGUMENTS
+from tokamake.checkpoint.torch_files.pickle_bounds import MAX_ARGUMENTS, sealed
 
 _KNOWN = (
     *("megatron.", "deepspeed.", "numpy.", "transformer_engine.", "apex."),
@@ -97,29 +97,25 @@ def _new_class(name: str, base: Any = StandIn) -> type[StandIn]:
     return stand_in
 
 
-class Attribute:
-    """Stands for getattr. It returns the stand-in for a nested class or for a member of an enum.
+def attribute_of(kind: Any, name: Any) -> type[StandIn]:
+    """Return the stand-in for a nested class or for a member of an enum; nothing is looked up.
 
-    It looks nothing up. It has no attributes, so that no pickle can change it.
+    Raises:
+        pickle.UnpicklingError: `kind` is no stand-in or one of Python's own classes, or `name` is
+            private or no identifier.
     """
+    if not isinstance(kind, _Kind):
+        raise pickle.UnpicklingError("asks for an attribute of an object that is no class")
+    if type(name) is not str or not name.isidentifier() or name.startswith("__"):
+        raise pickle.UnpicklingError(f"asks for the attribute {reprlib.repr(name)}")
+    if _is_own(kind.name):
+        raise pickle.UnpicklingError(f"names {kind.name}.{name}")
+    # `AllowedGlobals.check` finds the class, which may be of an unknown package, as the base.
+    return _new_class(f"{kind.name}.{name}", kind)
 
-    __slots__ = ()
 
-    def __call__(self, kind: Any, name: Any) -> type[StandIn]:
-        """Return the stand-in for the attribute `name` of a class.
-
-        Raises:
-            pickle.UnpicklingError: `kind` is no stand-in or one of Python's own classes, or `name`
-                is private or no identifier.
-        """
-        if not isinstance(kind, _Kind):
-            raise pickle.UnpicklingError("asks for an attribute of an object that is no class")
-        if type(name) is not str or not name.isidentifier() or name.startswith("__"):
-            raise pickle.UnpicklingError(f"asks for the attribute {reprlib.repr(name)}")
-        if _is_own(kind.name):
-            raise pickle.UnpicklingError(f"names {kind.name}.{name}")
-        # `AllowedGlobals.check` finds the class, which may be of an unknown package, as the base.
-        return _new_class(f"{kind.name}.{name}", kind)
+ATTRIBUTE = sealed(attribute_of)
+"""Stands for getattr."""
 
 
 def value_of(member: Any, values: Mapping[str, Any]) -> Any:

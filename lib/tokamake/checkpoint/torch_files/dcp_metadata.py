@@ -120,20 +120,13 @@ class _Refused(Exception):
     """A pickle asks for something that could run code."""
 
 
-class _EnumMember:
-    """Stands for getattr, and returns members of one enum only.
-
-    It has no attributes, so that no pickle can change it.
-    """
-
-    __slots__ = ()
-
-    def __call__(self, kind: Any, name: Any) -> _Enum:
-        if not (isinstance(kind, type) and issubclass(kind, _Enum)):
-            raise _Refused("an attribute of an object that is no enum")
-        if name not in _ENUMS[kind.__name__]:
-            raise _Refused(f"{reprlib.repr(name)} of {kind.__name__}")
-        return kind()
+def _enum_member(kind: Any, name: Any) -> _Enum:
+    """Stands for getattr, and returns members of one enum only."""
+    if not (isinstance(kind, type) and issubclass(kind, _Enum)):
+        raise _Refused("an attribute of an object that is no enum")
+    if name not in _ENUMS[kind.__name__]:
+        raise _Refused(f"{reprlib.repr(name)} of {kind.__name__}")
+    return kind()
 
 
 class _MetadataUnpickler(pickle.Unpickler):
@@ -153,7 +146,7 @@ class _MetadataUnpickler(pickle.Unpickler):
         if module in (RECORDS.get(name), _PLANS.get(name)):
             return self.kinds[name]
         if (module, name) in pickle_writer.GETATTR:
-            return _EnumMember()
+            return pickle_bounds.sealed(_enum_member)
         if (module, name) == ("torch", "Size"):
             return self._tuple
         if (module, name) == ("torch.serialization", "_get_layout"):

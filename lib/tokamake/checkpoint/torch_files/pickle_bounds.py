@@ -1,4 +1,4 @@
-"""Bound the memory that Python's unpickler takes by the length of the pickle.
+"""Callables that a pickle may name, and bounds on the memory that Python's unpickler takes.
 
 The unpickler trusts a pickle: it allocates 16 bytes for each index of its memo up to the largest
 one that the pickle names, and copies a sequence as often as the pickle asks. So some bytes could
@@ -60,21 +60,24 @@ def _skipping(num_bytes: int) -> Callable[[bytes, int], "re.Match[bytes] | None"
     return re.compile(rb"(?:%b|%b){0,1000}" % (_OTHERS, put), re.DOTALL).match
 
 
+def sealed(function: Callable[..., Any]) -> Any:
+    """Return a callable without attributes, so that no pickle that names it can change it."""
+    members = {"__slots__": (), "__call__": staticmethod(function)}
+    return type(function.__name__, (), members)()
+
+
 def counting(*kinds: Any, num_bytes: int) -> list[Any]:
     """Return stand-ins for types that copy arguments; together they copy `num_bytes` items."""
     num_left = num_bytes
 
     def stand_in(kind: Any) -> Any:
-        class Counting:
-            __slots__ = ()  # without attributes, so that no pickle can change it
+        def count(*arguments: Any) -> Any:
+            nonlocal num_left
+            num_left -= sum(map(len, arguments))
+            if num_left < 0:
+                raise ValueError("its pickle copies more items than it holds")
+            return kind(*arguments)
 
-            def __call__(self, *arguments: Any) -> Any:
-                nonlocal num_left
-                num_left -= sum(map(len, arguments))
-                if num_left < 0:
-                    raise ValueError("its pickle copies more items than it holds")
-                return kind(*arguments)
-
-        return Counting()
+        return sealed(count)
 
     return [stand_in(kind) for kind in kinds]

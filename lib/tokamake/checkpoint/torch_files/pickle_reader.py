@@ -17,7 +17,8 @@ from typing import IO, Any, NamedTuple
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.dtypes import Dtype
 from tokamake.checkpoint.torch_files import pickle_bounds
-from tokamake.checkpoint.torch_files.allowed_globals import AllowedGlobals, Attribute
+from tokamake.checkpoint.torch_files.allowed_globals import ATTRIBUTE, AllowedGlobals
+from tokamake.checkpoint.torch_files.pickle_bounds import sealed
 from tokamake.checkpoint.torch_files.pickle_writer import GETATTR
 from tokamake.errors import UserError, reason_of
 
@@ -79,70 +80,44 @@ class PickledTensor:
         raise pickle.UnpicklingError("changes a tensor")
 
 
-class _Rebuild:
-    """Stands for torch's function that rebuilds a tensor.
-
-    It and the classes below have no attributes, so that no pickle can change them.
-    """
-
-    __slots__ = ()
-
-    def __call__(
-        self, storage: _Storage, start: int, shape: Any, stride: Any, *_: Any
-    ) -> "PickledTensor":
-        if len(shape) > pickle_bounds.MAX_ARGUMENTS:
-            raise ValueError(f"a tensor of {len(shape):,} dimensions")
-        shape, stride = tuple(shape), tuple(stride[: len(shape) + 1])
-        if len(shape) != len(stride) or any(
-            type(number) is not int or number < 0 for number in (start, *shape, *stride)
-        ):
-            raise ValueError(f"a tensor of shape {shape} and strides {stride}")
-        begin, size = storage.offset, storage.dtype.itemsize
-        end = begin + storage.numel * size
-        return PickledTensor(shape, stride, storage.dtype, begin + start * size, begin, end)
+def _rebuild(storage: _Storage, start: int, shape: Any, stride: Any, *_: Any) -> "PickledTensor":
+    """Stands for torch's function that rebuilds a tensor."""
+    if len(shape) > pickle_bounds.MAX_ARGUMENTS:
+        raise ValueError(f"a tensor of {len(shape):,} dimensions")
+    shape, stride = tuple(shape), tuple(stride[: len(shape) + 1])
+    if len(shape) != len(stride) or any(
+        type(number) is not int or number < 0 for number in (start, *shape, *stride)
+    ):
+        raise ValueError(f"a tensor of shape {shape} and strides {stride}")
+    begin, size = storage.offset, storage.dtype.itemsize
+    end = begin + storage.numel * size
+    return PickledTensor(shape, stride, storage.dtype, begin + start * size, begin, end)
 
 
-class _RebuildUntyped:
-    """Rebuilds a tensor on an untyped storage."""
-
-    __slots__ = ()
-
-    def __call__(
-        self, storage: _Storage, start: int, shape: Any, stride: Any, *arguments: Any
-    ) -> "PickledTensor":
-        dtype = arguments[2]
-        if not isinstance(dtype, Dtype):
-            raise ValueError("a tensor without dtype")
-        numel = storage.numel * storage.dtype.itemsize // dtype.itemsize
-        return _Rebuild()(_Storage(dtype, storage.offset, numel), start, shape, stride)
+def _rebuild_untyped(
+    storage: _Storage, start: int, shape: Any, stride: Any, *arguments: Any
+) -> "PickledTensor":
+    dtype = arguments[2]
+    if not isinstance(dtype, Dtype):
+        raise ValueError("a tensor without dtype")
+    numel = storage.numel * storage.dtype.itemsize // dtype.itemsize
+    return _rebuild(_Storage(dtype, storage.offset, numel), start, shape, stride)
 
 
-class _RebuildParameter:
-    """Rebuilds a parameter as a plain tensor."""
-
-    __slots__ = ()
-
-    def __call__(self, tensor: Any, *_: Any) -> Any:
-        return tensor
+def _retype(rebuild: Any, _type: Any, arguments: Any, _state: Any) -> Any:
+    """Rebuild an instance of a subclass of tensors as a plain tensor."""
+    if rebuild not in _REBUILD_PLAIN.values():
+        raise pickle.UnpicklingError("rebuilds a tensor in an unknown way")
+    return rebuild(*arguments)
 
 
-class _Retype:
-    """Rebuilds an instance of a subclass of tensors as a plain tensor."""
-
-    __slots__ = ()
-
-    def __call__(self, rebuild: Any, _type: Any, arguments: Any, _state: Any) -> Any:
-        if not isinstance(rebuild, _Rebuild | _RebuildUntyped | _RebuildParameter):
-            raise pickle.UnpicklingError("rebuilds a tensor in an unknown way")
-        return rebuild(*arguments)
-
-
-_REBUILD = {
-    ("torch._utils", "_rebuild_tensor_v2"): _Rebuild(),
-    ("torch._utils", "_rebuild_tensor_v3"): _RebuildUntyped(),
-    ("torch._utils", "_rebuild_parameter"): _RebuildParameter(),
-    ("torch._tensor", "_rebuild_from_type_v2"): _Retype(),
+_REBUILD_PLAIN = {
+    ("torch._utils", "_rebuild_tensor_v2"): sealed(_rebuild),
+    ("torch._utils", "_rebuild_tensor_v3"): sealed(_rebuild_untyped),
+    ("torch._utils", "_rebuild_parameter"): sealed(lambda tensor, *_: tensor),
 }
+_REBUILD = {**_REBUILD_PLAIN, ("torch._tensor", "_rebuild_from_type_v2"): sealed(_retype)}
+"""Stand-ins for torch's functions that rebuild tensors."""
 
 
 class _TensorUnpickler(pickle.Unpickler):
@@ -170,7 +145,7 @@ class _TensorUnpickler(pickle.Unpickler):
         if (copying := self._copying.get((module_now, name))) is not None:
             return copying
         if (module, name) in GETATTR:
-            return Attribute()
+            return ATTRIBUTE
         if (module, name) == ("argparse", "Namespace"):
             return self._globals.namespace
         if (module, name) == ("torch.storage", "UntypedStorage"):

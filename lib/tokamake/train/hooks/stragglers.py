@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokamake import files
 from tokamake.errors import UserError
+from tokamake.runtime.device import synchronize
 from tokamake.train.hooks import FinishedStep, Hook, Training
 
 if TYPE_CHECKING:
@@ -153,16 +154,9 @@ def product_seconds(device: "torch.device") -> float:
     matrix = torch.ones(size, size, dtype=dtype, device=device)
     seconds = []
     for _ in range(_PRODUCTS):
-        _synchronize(device)
+        synchronize(device)
         begin = time.perf_counter()
         torch.mm(matrix, matrix)
-        _synchronize(device)
+        synchronize(device)
         seconds.append(time.perf_counter() - begin)
     return min(seconds)
-
-
-def _synchronize(device: "torch.device") -> None:
-    import torch
-
-    if device.type != "cpu":
-        getattr(torch, device.type).synchronize(device)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from tokamake.config.resolved_run import Run
+from tokamake.runtime.device import synchronize
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.metrics import model_flops_per_token
 from tokamake.train.numerics import precision_of
@@ -60,12 +61,12 @@ def measure(
 
     for _ in range(warmup_steps):
         step()
-    _synchronize(device)
+    synchronize(device)
     times, num_rows = [time.perf_counter()], 0
     for _ in range(steps):
         num_rows += step()
         times.append(time.perf_counter())
-    _synchronize(device)
+    synchronize(device)
     seconds = time.perf_counter() - times[0]
     train = trial.run.train
     tokens = steps * train.global_batch_size * train.sequence_length
@@ -83,11 +84,6 @@ def measure(
     }
 
 
-def _synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        getattr(torch, device.type).synchronize(device)
-
-
 def _split(
     trial: TrialSteps, step: Callable[[], int], device: torch.device, *, steps: int
 ) -> dict[str, float]:
@@ -103,7 +99,7 @@ def _split(
     ):
         for _ in range(steps):
             step()
-        _synchronize(device)
+        synchronize(device)
     total = time.perf_counter() - begin
     parts = {**spent, "rest": total - sum(spent.values())}
     return {name: seconds / steps for name, seconds in parts.items()}
@@ -117,10 +113,10 @@ def _timed(
     original = getattr(owner, method)
 
     def timed(*arguments: Any, **options: Any) -> Any:
-        _synchronize(device)
+        synchronize(device)
         begin = time.perf_counter()
         result = original(*arguments, **options)
-        _synchronize(device)
+        synchronize(device)
         spent[name or method] += time.perf_counter() - begin
         return result
 
@@ -195,10 +191,10 @@ def gemm_tflops(dtype: torch.dtype, device: torch.device) -> float:
     left, right = (torch.randn(size, size, dtype=dtype, device=device) for _ in range(2))
     best = float("inf")
     for _ in range(10):
-        _synchronize(device)
+        synchronize(device)
         begin = time.perf_counter()
         torch.mm(left, right)
-        _synchronize(device)
+        synchronize(device)
         best = min(best, time.perf_counter() - begin)
     return float(2 * size**3 / best / 1e12)
 
