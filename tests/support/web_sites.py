@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from typing import Any
 
 from tests.support.warc_files import TEXT
@@ -35,18 +35,41 @@ class WebSite:
         self.user_agents: set[str] = set()
         self.refusals: dict[str, list[tuple[int, str]]] = {}
         """Statuses, and values of Retry-After, that a path answers with first."""
+        self.pages_until_outage = -1
+        """Requests of pages until the network is down; negative: it stays up."""
+        self.num_lost = 0
+        """Further requests that get no answer, as in a short outage."""
+        self.hangs = Event()
+        """Set: requests of /hang/... end; until then, they get no answer."""
         self.running = self.most_running = 0
         self.lock = Lock()
+
+    def loses(self, path: str) -> bool:
+        """Whether a request gets no answer."""
+        with self.lock:
+            if self.pages_until_outage == 0:
+                return True
+            if path != "/robots.txt":
+                if self.num_lost:
+                    self.num_lost -= 1
+                    return True
+                self.pages_until_outage -= 1
+        return False
+
+    def on(self, number: int, path: str) -> str:
+        """URL of a path on one of many hosts: `serving(all_hosts=True)`."""
+        return f"{self.url.replace('127.0.0.1', f'127.0.0.{number}')}{path}"
 
     def paths(self) -> list[str]:
         return [path for path, _ in self.requests if path != "/robots.txt"]
 
 
 @contextmanager
-def serving() -> Iterator[WebSite]:
-    """Run a server on a free port until the block ends."""
+def serving(*, all_hosts: bool = False) -> Iterator[WebSite]:
+    """Run a server on a free port until the block ends; `all_hosts`: at 127.0.0.2, ..., too."""
     site = WebSite()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"site": site}))
+    handler = type("Handler", (_Handler,), {"site": site})
+    server = _Server(("" if all_hosts else "127.0.0.1", 0), handler)
     server.daemon_threads = True
     site.url = f"http://127.0.0.1:{server.server_port}"
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -54,9 +77,14 @@ def serving() -> Iterator[WebSite]:
     try:
         yield site
     finally:
+        site.hangs.set()
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -76,6 +104,11 @@ class _Handler(BaseHTTPRequestHandler):
         time.sleep(0.01)  # so that requests at the same time meet
         with site.lock:  # before the answer, after which a client may send the next request
             site.running -= 1
+        if site.loses(self.path):
+            self.close_connection = True
+            return
+        if self.path.startswith("/hang/"):
+            site.hangs.wait(60)
         with suppress(OSError):  # a client may leave
             self._answer(self.path)
 

@@ -32,9 +32,12 @@ class FetchUrlsSettings(Settings):
     attempts: Annotated[int, Field(ge=1, le=20)] = 4
     """Attempts if a server does not answer, or answers 429 or 5xx. The waits between them are 1, 2,
     4, ... seconds, or Retry-After."""
+    host_failures: Annotated[int, Field(ge=1)] = 5
+    """Failures of a host in a row (no answer, too slow, 429 or 5xx) after which its other URLs in
+    the WARC file are not requested: host unavailable."""
     max_wait_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60
-    """Longest wait for a server. A URL whose server asks for more (Retry-After, Crawl-delay) counts
-    as failed."""
+    """Longest wait for a server, or for this machine's network. A URL whose server asks for more
+    (Retry-After, Crawl-delay) counts as failed; without a network, the job ends."""
     connections: Annotated[int, Field(ge=1, le=1000)] = 32
     """Requests at the same time."""
     connections_per_host: Annotated[int, Field(ge=1, le=16)] = 1

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from tokamake.data.urls.robots import DISALLOW_ALL, Robots, parse_robots
+from tokamake.data.urls.robots import Robots, parse_robots
 
 TEXT = """
 User-agent: foobot
@@ -48,7 +48,6 @@ def test_other_agents_have_the_rules_of_the_star() -> None:
     assert not parse_robots(TEXT, "other/1").allows("http://example.org/")
     assert parse_robots("Disallow: /\n", "other/1") == Robots()
     assert parse_robots("User-agent: *\nDisallow:\n", "other/1").allows("http://example.org/x")
-    assert not DISALLOW_ALL.allows("http://example.org")
 
 
 def test_of_equal_rules_one_that_allows_decides() -> None:

@@ -1,7 +1,6 @@
 """Requests of pages: one URL, within limits of bytes and seconds, at an address that is allowed."""
 
 import http.client
-import ipaddress
 import re
 import socket
 import ssl
@@ -9,17 +8,28 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
-from functools import cache
 from threading import Timer
 from typing import NamedTuple
 from urllib.parse import quote, urlsplit
 
+from tokamake.data.urls.connections import (
+    Connection,
+    PrivateAddressError,
+    Proxies,
+    Proxy,
+    TlsConnection,
+)
+from tokamake.errors import UserError
+
 TEMPORARY = (408, 425, 429, 500, 502, 503, 504)
 """Statuses after which another attempt may succeed."""
 REDIRECTS = (301, 302, 303, 307, 308)
+UNAVAILABLE = "host unavailable"
+"""Reason of URLs that are not requested, because their host does not answer."""
 _BLOCK = 1 << 16
-_NAT64 = ipaddress.ip_network("64:ff9b::/96")
-"""IPv6 addresses that stand for any IPv4 address."""
+_GATEWAY = (502, 503, 504)
+"""Statuses of a proxy that cannot reach a server."""
+_NO_PASSWORD = 407
 
 
 class HttpAnswer(NamedTuple):
@@ -52,23 +62,43 @@ class HttpAnswer(NamedTuple):
 
 
 class PageError(Exception):
-    """A URL has no page, for a reason that a table of reasons can count."""
+    """A URL has no page, for a reason that a table of reasons can count.
+
+    `is_transient`: the URL may have a page another time. `is_unreachable`: the server sent nothing,
+    maybe because the network of this machine is down. `is_timeout`: another attempt at once would
+    take as long again.
+    """
 
     def __init__(
-        self, reason: str, *, is_temporary: bool = False, is_unreachable: bool = False
+        self,
+        reason: str,
+        *,
+        is_transient: bool = False,
+        is_unreachable: bool = False,
+        is_timeout: bool = False,
     ) -> None:
-        """Note the reason, and whether another attempt, or another network, may succeed."""
         super().__init__(reason)
-        self.is_temporary, self.is_unreachable = is_temporary, is_unreachable
+        self.is_transient, self.is_unreachable = is_transient, is_unreachable
+        self.is_timeout = is_timeout
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the reason may be an outage of this machine's network, or of the server."""
+        return self.is_transient or self.is_unreachable
+
+    def about(self, subject: str) -> "PageError":
+        """Return the same error of another subject, such as robots.txt."""
+        return PageError(
+            f"{subject}: {self}", is_transient=self.is_transient, is_unreachable=self.is_unreachable
+        )
 
 
 class RequestLimits(NamedTuple):
-    """RequestLimits of a request."""
-
     user_agent: str
     max_bytes: int
     seconds: float
     allow_private: bool
+    proxies: Proxies
 
 
 def request(url: str, limits: RequestLimits, *, wants: Callable[[HttpAnswer], bool]) -> HttpAnswer:
@@ -76,34 +106,40 @@ def request(url: str, limits: RequestLimits, *, wants: Callable[[HttpAnswer], bo
 
     Raises:
         PageError: there is no answer within the limits.
+        UserError: the proxy asks for a password.
     """
-    parts = urlsplit(url)
-    kind = _TlsConnection if parts.scheme == "https" else _Connection
-    connection = kind(parts.hostname or "", parts.port, timeout=limits.seconds)
-    connection.allow_private = limits.allow_private
-    # Socket timeouts alone would let a server send a byte now and then for ever.
-    timer = Timer(limits.seconds, connection.expire)
-    timer.daemon = True
-    timer.start()
+    kind = TlsConnection if urlsplit(url).scheme == "https" else Connection
+    proxy = limits.proxies.find(url)
     try:
-        page = _answer(connection, url, limits, wants=wants)
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        if connection.has_expired or isinstance(error, TimeoutError):
-            raise _too_long(limits) from None
-        raise _connection_error(error) from None
-    finally:
-        timer.cancel()
-        connection.close()
+        connection = kind(
+            url, seconds=limits.seconds, allow_private=limits.allow_private, proxy=proxy
+        )
+        # Socket timeouts alone would let a server send a byte now and then for ever.
+        timer = Timer(limits.seconds, connection.expire)
+        timer.daemon = True
+        timer.start()
+        try:
+            page = _answer(connection, url, limits, proxy=proxy, wants=wants)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            if connection.has_expired or isinstance(error, TimeoutError):
+                raise _too_long(connection, limits) from None
+            raise _connection_error(error, connection, proxy=proxy) from None
+        finally:
+            timer.cancel()
+            connection.close()
+    except PrivateAddressError:
+        raise PageError("private address") from None
     if connection.has_expired:  # what was read may be a part
-        raise _too_long(limits)
+        raise _too_long(connection, limits)
     return page
 
 
 def _answer(
-    connection: "_Connection",
+    connection: Connection,
     url: str,
     limits: RequestLimits,
     *,
+    proxy: Proxy | None,
     wants: Callable[[HttpAnswer], bool],
 ) -> HttpAnswer:
     parts = urlsplit(url)
@@ -116,8 +152,17 @@ def _answer(
         "Accept-Encoding": "gzip",
         "Connection": "close",
     }
+    by_proxy = proxy if parts.scheme == "http" else None  # of https, it sees a tunnel only
+    if by_proxy:
+        target, headers = f"http://{parts.netloc}{target}", {**headers, **by_proxy.headers}
     connection.request("GET", target, headers=headers)
     response = connection.getresponse()
+    is_refusal = response.status == _NO_PASSWORD
+    # Servers that are busy send Retry-After.
+    is_refusal |= response.status in _GATEWAY and not response.getheader("Retry-After")
+    if by_proxy and is_refusal:
+        raise _proxy_error(response.status, by_proxy)
+    connection.has_answered = True
     page = HttpAnswer(url, response.status, response.reason, tuple(response.getheaders()), b"")
     return page._replace(body=_body(response, limits)) if wants(page) else page
 
@@ -133,81 +178,41 @@ def _body(response: http.client.HTTPResponse, limits: RequestLimits) -> bytes:
         if size > limits.max_bytes:
             raise too_large
     if response.length:  # http.client reports no end before the stated length
-        raise PageError("cut by the server", is_temporary=True)
+        raise PageError("cut by the server", is_transient=True)
     return b"".join(parts)
 
 
-def _too_long(limits: RequestLimits) -> PageError:
-    return PageError(f"longer than {limits.seconds:g} seconds")
+def _too_long(connection: Connection, limits: RequestLimits) -> PageError:
+    return PageError(
+        f"longer than {limits.seconds:g} seconds",
+        is_transient=True,
+        is_unreachable=not connection.has_answered,
+        is_timeout=True,
+    )
 
 
-def _connection_error(error: Exception) -> PageError:
+def _connection_error(
+    error: Exception, connection: Connection, *, proxy: Proxy | None
+) -> PageError:
     if isinstance(error, socket.gaierror):
-        is_unknown = error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", None))
-        return PageError("no such host", is_temporary=not is_unknown, is_unreachable=True)
+        if error.errno in (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", None)):
+            return PageError("no such host", is_unreachable=True)
+        return PageError("name not resolved", is_transient=True, is_unreachable=True)
     if isinstance(error, ssl.SSLCertVerificationError):
         return PageError("invalid certificate")
     if isinstance(error, ValueError | http.client.HTTPException) and not isinstance(error, OSError):
-        return PageError("invalid answer", is_temporary=True)
-    return PageError("no connection", is_temporary=True, is_unreachable=True)
+        return PageError("invalid answer", is_transient=True)
+    if proxy and (refusal := re.match(r"Tunnel connection failed: (\d+)", str(error))):
+        return _proxy_error(int(refusal[1]), proxy)
+    return PageError("no connection", is_transient=True, is_unreachable=not connection.has_answered)
 
 
-class _Connection(http.client.HTTPConnection):
-    """A connection to an address that was checked: the name is resolved once."""
-
-    allow_private = False
-    has_expired = False
-
-    def connect(self) -> None:
-        """Connect to the first address of the host that answers."""
-        addresses = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)
-        if not self.allow_private and any(_is_private(each[4][0]) for each in addresses):
-            raise PageError("private address")
-        error: OSError | None = None
-        for *_, place in addresses:
-            try:
-                self.sock = socket.create_connection((str(place[0]), self.port), self.timeout)
-            except OSError as caught:
-                error = caught
-            else:
-                self._check_time()
-                return
-        raise error or OSError("no address")
-
-    def _check_time(self) -> None:
-        """Raise TimeoutError if the time ended while there was no socket to shut down."""
-        if self.has_expired:
-            raise TimeoutError
-
-    def expire(self) -> None:
-        """End the connection: its time is over."""
-        self.has_expired = True
-        with suppress(OSError, AttributeError):
-            self.sock.shutdown(socket.SHUT_RDWR)
-
-
-class _TlsConnection(_Connection):
-    default_port = http.client.HTTPS_PORT
-
-    def connect(self) -> None:
-        """Connect, and check the certificate of the host."""
-        super().connect()
-        self.sock = _tls().wrap_socket(self.sock, server_hostname=self.host)
-        self._check_time()
-
-
-@cache
-def _tls() -> ssl.SSLContext:
-    """Settings of TLS; reading all root certificates takes longer than a request."""
-    return ssl.create_default_context()
-
-
-def _is_private(address: object) -> bool:
-    """Whether an IP address is local, private or multicast."""
-    ip = ipaddress.ip_address(str(address).partition("%")[0])
-    if isinstance(ip, ipaddress.IPv6Address):
-        if inner := ip.ipv4_mapped or ip.sixtofour:
-            return _is_private(inner)
-        if ip in _NAT64:
-            return _is_private(ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF))
-    return not ip.is_global or ip.is_multicast
+def _proxy_error(status: int, proxy: Proxy) -> PageError:
+    """Return the error of a status that a proxy sends in place of the server's answer."""
+    if status == _NO_PASSWORD:
+        raise UserError(
+            f"proxy {proxy.host}:{proxy.port}: refuses the user or the password (status 407); "
+            "write http://USER:PASSWORD@HOST:PORT in http_proxy and https_proxy"
+        )
+    is_transient = status >= 500 or status in TEMPORARY
+    return PageError(f"proxy: status {status}", is_transient=is_transient, is_unreachable=True)

@@ -29,10 +29,6 @@ class Robots(NamedTuple):
         return max(matches)[1] if matches else True
 
 
-DISALLOW_ALL = Robots((("/", False),))
-"""Rules that forbid all paths."""
-
-
 def parse_robots(text: str, user_agent: str) -> Robots:
     """Return the rules for a crawler: of all groups that name it, or else of the groups for *."""
     product = user_agent.partition("/")[0].strip().lower()
