@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.filters.test_run import documents, run, write
+from tests.data.filters.test_run_and_count import documents, run, write
 from tests.report.test_plot import Page
 from tokamake.errors import UserError
 from tokamake.report.filter_samples import changes

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pydantic import PrivateAttr
 
 from tokamake.data.filters import Document, DocumentFilter, Drop
-from tokamake.data.indexed.filter_counts import filter_name, num_kept, verdicts
+from tokamake.data.indexed.manifest_counts import filter_name, num_kept, verdicts
 from tokamake.report import filter_samples, html_pages
 from tokamake.runtime.console import counted
 

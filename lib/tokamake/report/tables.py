@@ -7,8 +7,8 @@ from typing import Any
 import pandas as pd
 
 from tokamake.config.resolved_run import Run
-from tokamake.data.indexed.filter_counts import filter_name, verdicts
 from tokamake.data.indexed.length_histogram import median_bin
+from tokamake.data.indexed.manifest_counts import filter_name, verdicts
 from tokamake.report import filter_samples, html_pages
 from tokamake.results.corpora import COUNTS, total
 from tokamake.units import duration, in_bytes

@@ -101,15 +101,15 @@ def _trial(
     from tokamake.data.corpus.documents import Fields, split_keys
     from tokamake.data.corpus.drawn_documents import draw
     from tokamake.data.corpus.raw_files import raw_files
-    from tokamake.data.filters import _run
+    from tokamake.data.filters import _run_and_count
     from tokamake.report.filter_trial import TimedFilter, Trial
 
     refuse_addresses(row)
     filters = settings.filters if row.filters is None else row.filters
-    loaded = _run.load_filters(complete_filters(filters, tasks))
-    _run.set_up(loaded)
+    loaded = _run_and_count.load_filters(complete_filters(filters, tasks))
+    _run_and_count.set_up(loaded)
     timed = [TimedFilter.around(each.filter) for each in loaded]
-    run = _run.FilterRun(
+    run = _run_and_count.FilterRun(
         [each._replace(filter=timer) for each, timer in zip(loaded, timed, strict=True)],
         seconds=settings.filter_seconds,
         num_samples=examples,

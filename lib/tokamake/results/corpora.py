@@ -8,8 +8,8 @@ import pandas as pd
 from tokamake import files
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.data.indexed import length_histogram
-from tokamake.data.indexed.filter_counts import merge_counts
 from tokamake.data.indexed.length_histogram import Bin
+from tokamake.data.indexed.manifest_counts import merge_counts
 from tokamake.data.samples.index_folder import read_index
 from tokamake.errors import UserError
 from tokamake.results.frames import Row, concat, frame, pick, run_folders

@@ -20,8 +20,8 @@ from tokamake.data.corpus.passages import CUT, PASSAGE, read_cuts
 from tokamake.data.corpus.plan import make_plan
 from tokamake.data.corpus.plan_file import Plan, write_plan
 from tokamake.data.indexed.dataset import IndexedDataset
-from tokamake.data.indexed.filter_counts import count_faults
 from tokamake.data.indexed.manifest import read_manifest
+from tokamake.data.indexed.manifest_counts import count_faults
 from tokamake.data.tokenize.tokenize_batch import tokenize_batch
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError

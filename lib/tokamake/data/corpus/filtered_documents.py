@@ -15,7 +15,7 @@ from tokamake.data.corpus.plan_file import PlannedShard, batch_shards
 from tokamake.data.readers import Input, RecordBlock, open_unchanged, parse_range, select_texts
 
 if TYPE_CHECKING:
-    from tokamake.data.filters._run import FilterRun
+    from tokamake.data.filters._run_and_count import FilterRun
 
 
 class FilteredBlock(NamedTuple):
@@ -48,7 +48,7 @@ class DocumentSource(NamedTuple):
         if self.filters:
             # These modules import pydantic: 0.25 s.
             from tokamake.config.filters import parse_filters
-            from tokamake.data.filters._run import FilterRun, load_filters, set_up
+            from tokamake.data.filters._run_and_count import FilterRun, load_filters, set_up
 
             set_up(loaded := load_filters(parse_filters(self.filters)))
             run = FilterRun(loaded, seconds=self.filter_seconds, num_samples=0)

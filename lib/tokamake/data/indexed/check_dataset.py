@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from tokamake import files
 from tokamake.data.indexed.dataset import DTYPES, IndexedDataset
-from tokamake.data.indexed.filter_counts import count_faults
 from tokamake.data.indexed.index_reader import IndexLayout, read_layout
 from tokamake.data.indexed.manifest import (
     HashedRange,
@@ -22,6 +21,7 @@ from tokamake.data.indexed.manifest import (
     find_manifest,
     hashed_ranges,
 )
+from tokamake.data.indexed.manifest_counts import count_faults
 from tokamake.data.indexed.merge_inputs import (
     check_bounds,
     check_sequence_starts,

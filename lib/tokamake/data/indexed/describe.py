@@ -11,8 +11,8 @@ from typing import Any
 
 from tokamake.data.corpus.plan_file import read_plan
 from tokamake.data.indexed.check_dataset import CheckedDataset, check_dataset
-from tokamake.data.indexed.filter_counts import verdicts
 from tokamake.data.indexed.length_histogram import document_lengths, histogram
+from tokamake.data.indexed.manifest_counts import verdicts
 from tokamake.data.indexed.merge_inputs import expand_prefixes
 from tokamake.data.indexed.paths import corpus_of
 from tokamake.errors import UserError

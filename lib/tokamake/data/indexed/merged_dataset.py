@@ -12,7 +12,6 @@ from tokamake import __version__
 from tokamake.data.indexed.concatenate import concatenate
 from tokamake.data.indexed.dataset import IndexWriter
 from tokamake.data.indexed.document_sources import SourcesWriter
-from tokamake.data.indexed.filter_counts import merge_counts
 from tokamake.data.indexed.kernel_copy import shared_bytes
 from tokamake.data.indexed.manifest import (
     HashedRange,
@@ -21,6 +20,7 @@ from tokamake.data.indexed.manifest import (
     sizes_and_hashes,
     write_manifest,
 )
+from tokamake.data.indexed.manifest_counts import merge_counts
 from tokamake.data.indexed.merge_inputs import (
     SHARED_KEYS,
     MergeInput,

@@ -22,8 +22,8 @@ from tokamake._csrc import pack
 from tokamake.data.corpus import sentences
 from tokamake.data.indexed.dataset import DatasetWriter, token_dtype
 from tokamake.data.indexed.document_sources import SourcesWriter
-from tokamake.data.indexed.filter_counts import count_faults
 from tokamake.data.indexed.manifest import sizes_and_hashes, write_manifest
+from tokamake.data.indexed.manifest_counts import count_faults
 from tokamake.data.indexed.paths import quarantine_path
 from tokamake.data.readers import Input
 from tokamake.data.tokenize.encoder import Encoder
@@ -47,7 +47,7 @@ from tokamake.files import atomic
 from tokamake.runtime.console import progress
 
 if TYPE_CHECKING:
-    from tokamake.data.filters._run import LoadedFilter
+    from tokamake.data.filters._run_and_count import LoadedFilter
 
 
 class ShardWriter:

@@ -24,7 +24,7 @@ from tokamake.data.tokenize.shard_options import ShardOptions
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
-    from tokamake.data.filters._run import FilterRun, LoadedFilter
+    from tokamake.data.filters._run_and_count import FilterRun, LoadedFilter
     from tokamake.data.tokenize.repeat_cuts import RepeatCuts
 
 # Small enough that the same pages of memory serve one batch after the other.
@@ -175,9 +175,9 @@ class ShardReader:
         self._duplicates = np.zeros(0, np.int64) if duplicates is None else duplicates
         self._filters: FilterRun | None = None
         if filters:
-            from tokamake.data.filters import _run  # imports pydantic, which takes 0.25 s
+            from tokamake.data.filters import _run_and_count  # imports pydantic, which takes 0.25 s
 
-            self._filters = _run.FilterRun(filters, seconds=options.filter_seconds)
+            self._filters = _run_and_count.FilterRun(filters, seconds=options.filter_seconds)
         self._repeats: RepeatCuts | None = None
         if repeats is not None:
             from tokamake.data.tokenize import repeat_cuts  # imports pydantic, too

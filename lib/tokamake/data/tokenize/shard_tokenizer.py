@@ -31,7 +31,7 @@ from tokamake.files import digest
 from tokamake.runtime.console import counted
 
 if TYPE_CHECKING:
-    from tokamake.data.filters._run import LoadedFilter
+    from tokamake.data.filters._run_and_count import LoadedFilter
 
 
 class ShardTokenizer:
@@ -50,7 +50,9 @@ class ShardTokenizer:
         self._encoder = Encoder(tokenizer, workers=self._workers)
         self._filters: list[LoadedFilter] = []
         if options.filters:
-            from tokamake.data.filters._run import load_filters  # imports pydantic: 0.25 s
+            from tokamake.data.filters._run_and_count import (
+                load_filters,  # imports pydantic: 0.25 s
+            )
 
             self._filters = load_filters(options.filters)
         self._are_set_up = False
@@ -110,7 +112,7 @@ class ShardTokenizer:
     def _set_up_filters(self) -> None:
         """Set up the filters before the first shard: it may load models."""
         if self._filters and not self._are_set_up:
-            from tokamake.data.filters._run import set_up  # imports pydantic: 0.25 s
+            from tokamake.data.filters._run_and_count import set_up  # imports pydantic: 0.25 s
 
             set_up(self._filters)
         self._are_set_up = True

@@ -18,8 +18,8 @@ from tests.support.megatron_datasets import assert_same_dataset
 from tokamake.data.corpus.document_rows import ORDINAL, RowsWriter
 from tokamake.data.filters._samples import smallest
 from tokamake.data.indexed.describe import describe
-from tokamake.data.indexed.filter_counts import count_faults, merge_counts, verdicts
 from tokamake.data.indexed.manifest import read_manifest, write_manifest
+from tokamake.data.indexed.manifest_counts import count_faults, merge_counts, verdicts
 from tokamake.data.indexed.merge import merge
 from tokamake.data.indexed.trace import origin
 from tokamake.data.tokenize.encoder import _FAST_THRESHOLD
