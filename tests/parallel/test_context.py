@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from tests.support.ranks import spawn
 from tokamake.errors import UserError
 from tokamake.models.common.recompute import NONE, Recompute, run
-from tokamake.parallel import kernels
+from tokamake.parallel import ring_kernels
 from tokamake.parallel.attention import attention
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.context import (
@@ -133,7 +133,7 @@ def errors(method: Method, axis: Axis, shapes: list[tuple[int, ...]]) -> dict[st
 def all_errors(plain: bool) -> dict[str, float]:
     """Errors over all ranks; on four ranks, also over two groups of two at the same time."""
     if plain:
-        patch.object(kernels.ForCPU, "serves", return_value=False).start()
+        patch.object(ring_kernels.ForCPU, "serves", return_value=False).start()
     rank, size = dist.get_rank(), dist.get_world_size()
     whole = Axis(rank, size, dist.group.WORLD)
     by_case = errors("ring", whole, SHAPES + ODD_HEADS) | errors("ulysses", whole, SHAPES)
@@ -221,10 +221,12 @@ def test_chunks_are_related_by_the_documents_that_they_share() -> None:
 
 
 def test_the_efficient_kernel_serves_aligned_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_allowed", lambda *_, **__: True)
+    monkeypatch.setattr(ring_kernels, "_allowed", lambda *_, **__: True)
     for length, width, is_served in ((32, 8, True), (33, 8, False), (32, 12, False)):
         x = torch.zeros(1, 1, length, width)
-        assert kernels.MemoryEfficient.serves(kernels.AttentionBlock(x, x, x)) == is_served
+        assert (
+            ring_kernels.MemoryEfficient.serves(ring_kernels.AttentionBlock(x, x, x)) == is_served
+        )
 
 
 def test_indivisible_lengths_and_heads_are_refused() -> None:
@@ -262,11 +264,16 @@ def test_kernels_agree(
     length = shape[3]
     ids = torch.arange(length).mul(5).div(length, rounding_mode="floor").repeat(shape[0], 1)
     bias = Documents.of(ids[:, None].to(device)).bias(0, 0, dtype) if apart else None
-    block = kernels.AttentionBlock(*tensors[:3], causal=not apart, bias=bias)
+    block = ring_kernels.AttentionBlock(*tensors[:3], causal=not apart, bias=bias)
     expected = by_torch(*(x.cpu() for x in tensors), ids if apart else None)
-    all_kernels = (kernels.ForCPU, kernels.Flash, kernels.MemoryEfficient, kernels.Plain)
+    all_kernels = (
+        ring_kernels.ForCPU,
+        ring_kernels.Flash,
+        ring_kernels.MemoryEfficient,
+        ring_kernels.Plain,
+    )
     supported = [kernel for kernel in all_kernels if kernel.serves(block)]
-    assert kernels.kernel(block) is supported[0]
+    assert ring_kernels.kernel(block) is supported[0]
     assert len(supported) > 1
     for kernel in supported:
         y, lse = kernel.forward(block)

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.context import Documents
-from tokamake.parallel.kernels import AttentionBlock, kernel
+from tokamake.parallel.ring_kernels import AttentionBlock, kernel
 
 _KEYS_AND_VALUES, _GRADIENTS = 0, 1
 """Tags of messages, because both kinds are in flight at the same time."""
