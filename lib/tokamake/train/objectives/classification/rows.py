@@ -22,7 +22,7 @@ from tokamake.data.corpus.raw_files import expand
 from tokamake.data.tokenizers import Tokenizer, open_tokenizer
 from tokamake.errors import UserError
 from tokamake.runtime.cores import file_workers
-from tokamake.train.objectives._packing import encoder_arrays
+from tokamake.train.objectives._encoder_rows import encoder_arrays
 from tokamake.train.objectives.classification.data import Example
 
 NO_CLASS = -100

@@ -14,7 +14,7 @@ from tokamake.models.common.language_model import Predictions
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.train.batch import HostBatch
 from tokamake.train.objectives._base import Labels, Losses, ObjectiveBase
-from tokamake.train.objectives._packing import labeled_batch
+from tokamake.train.objectives._encoder_rows import labeled_batch
 from tokamake.train.objectives.masked.rows import MaskedRows, masked_rows
 
 

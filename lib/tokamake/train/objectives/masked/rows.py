@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokamake.train.objectives._packing import EncoderInputs, encoder_arrays, one_per_row, pack
+from tokamake.train.objectives._encoder_rows import EncoderInputs, encoder_arrays, one_per_row, pack
 
 Integers = npt.NDArray[np.int64]
 

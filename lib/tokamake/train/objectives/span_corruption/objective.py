@@ -14,7 +14,7 @@ from tokamake.models.common.language_model import Predictions
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.train.batch import HostBatch
 from tokamake.train.objectives._base import Labels, ObjectiveBase
-from tokamake.train.objectives._packing import labeled_batch
+from tokamake.train.objectives._encoder_rows import labeled_batch
 from tokamake.train.objectives.span_corruption.rows import SpanRows, span_rows
 
 

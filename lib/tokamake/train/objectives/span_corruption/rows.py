@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokamake.parallel.loss import NO_LABEL
-from tokamake.train.objectives._packing import EncoderInputs, one_per_row, pack
+from tokamake.train.objectives._encoder_rows import EncoderInputs, one_per_row, pack
 
 Integers = npt.NDArray[np.int64]
 

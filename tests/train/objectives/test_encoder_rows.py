@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tokamake.parallel.context import positions_in_documents
-from tokamake.train.objectives._packing import one_per_row, pack
+from tokamake.train.objectives._encoder_rows import one_per_row, pack
 
 
 @pytest.mark.parametrize("seed", range(20))
