@@ -11,7 +11,7 @@ import yaml
 from megatron.core.datasets.indexed_dataset import IndexedDataset as MegatronDataset
 
 from tests.support.workflows import CONFIG, CORPORA, jobs, snakemake
-from tokamake.data.mixture.weights import read_weighting_file
+from tokamake.data.mixture.weighting_file import read_weighting_file
 
 TRAIN = {**CONFIG["train"], "train_steps": 4}  # type: ignore[dict-item]
 HEADER, *ROWS = CORPORA.splitlines()

@@ -77,7 +77,7 @@ def evaluate(
     from tokamake.checkpoint.detect import open_any
     from tokamake.checkpoint.load_model import tokenizer_of
     from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
-    from tokamake.data.mixture.weights import divide_root, find_root
+    from tokamake.data.mixture.weighting_file import divide_root, find_root
     from tokamake.evaluate.perplexity import read_held_out, read_raw
     from tokamake.inference.model import InferenceModel
 

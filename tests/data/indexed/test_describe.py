@@ -24,7 +24,7 @@ from tokamake.data.indexed.manifest import write_manifest
 from tokamake.data.indexed.merge import merge
 from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path
 from tokamake.data.mixture.weigh import weigh
-from tokamake.data.mixture.weights import read_weighting_file
+from tokamake.data.mixture.weighting_file import read_weighting_file
 from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.errors import UserError
 

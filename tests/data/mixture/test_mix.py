@@ -8,7 +8,7 @@ import pytest
 from megatron.core.datasets.utils import get_blend_from_list, normalize
 
 from tokamake.data.mixture.mix import mix
-from tokamake.data.mixture.weights import ROOT_VARIABLE, read_weighting_file, scan
+from tokamake.data.mixture.weighting_file import ROOT_VARIABLE, read_weighting_file, scan
 from tokamake.errors import UserError
 
 

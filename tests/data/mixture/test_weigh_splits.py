@@ -9,7 +9,7 @@ import pytest
 
 from tests.data.mixture.test_weigh import write_metadata
 from tokamake.data.mixture.weigh import weigh
-from tokamake.data.mixture.weights import WeightedPrefix, read_weighting_file
+from tokamake.data.mixture.weighting_file import WeightedPrefix, read_weighting_file
 from tokamake.errors import UserError
 
 DATASETS = [("a", 600), ("a", 200), ("b", 100), ("v", 50)]

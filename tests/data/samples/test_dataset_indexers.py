@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tokamake.data.indexed.dataset import DatasetWriter, IndexedDataset
-from tokamake.data.mixture.weights import WeightedPrefix
+from tokamake.data.mixture.weighting_file import WeightedPrefix
 from tokamake.data.samples.dataset_indexers import (
     MaskingIndexer,
     SampleMapping,

@@ -17,7 +17,14 @@ from tokamake.data.indexed.dataset import DTYPES, HEADER, IndexedDataset, read_h
 from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path
 from tokamake.data.mixture.shares import TOLERANCE, shares
 from tokamake.data.mixture.weigh import check_options
-from tokamake.data.mixture.weights import Line, Problem, find_prefix, find_root, location, scan
+from tokamake.data.mixture.weighting_file import (
+    Line,
+    Problem,
+    find_prefix,
+    find_root,
+    location,
+    scan,
+)
 from tokamake.errors import UserError
 from tokamake.runtime.console import counted
 

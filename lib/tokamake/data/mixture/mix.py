@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from tokamake.data.corpus.splits import FractionRange
-from tokamake.data.mixture.weights import (
+from tokamake.data.mixture.weighting_file import (
     WeightedPrefix,
     divide_root,
     find_prefix,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokamake.data.corpus import splits
 from tokamake.data.corpus.splits import NAMES, WHOLE, SplitRule
-from tokamake.data.mixture.weights import WeightedPrefix, find_prefix, read_weighting_file
+from tokamake.data.mixture.weighting_file import WeightedPrefix, find_prefix, read_weighting_file
 from tokamake.errors import UserError
 
 _log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from tokamake.data.corpus.corpora import (
 )
 from tokamake.data.corpus.plan_file import read_plan
 from tokamake.data.mixture.shares import TOLERANCE, seen_tokens, shares
-from tokamake.data.mixture.weights import (
+from tokamake.data.mixture.weighting_file import (
     WeightedPrefix,
     find_prefix,
     location,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tokamake import _csrc
 from tokamake.data.indexed.dataset import IndexedDataset
-from tokamake.data.mixture.weights import WeightedPrefix
+from tokamake.data.mixture.weighting_file import WeightedPrefix
 from tokamake.data.samples import sample_index
 from tokamake.data.samples.index_options import IndexSettings
 from tokamake.data.samples.sample_index import DatasetIndex

@@ -13,7 +13,7 @@ from tokamake.config.objective import DEFAULT, IndexedObjective, objective_data
 from tokamake.data.corpus.splits import SplitRule
 from tokamake.data.indexed.check_dataset import check_foreign, stated_vocabulary
 from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
-from tokamake.data.mixture.weights import divide_root, find_root
+from tokamake.data.mixture.weighting_file import divide_root, find_root
 from tokamake.data.samples.blend_index import find_datasets, write_split
 from tokamake.data.samples.index_folder import (
     VERSION,

@@ -12,7 +12,7 @@ from tokamake.config.training import TrainSettings
 from tokamake.config_files import parse_json, validate
 from tokamake.data.indexed.manifest import check_tokenizer, find_manifest
 from tokamake.data.indexed.paths import idx_path
-from tokamake.data.mixture.weights import WeightedPrefix
+from tokamake.data.mixture.weighting_file import WeightedPrefix
 from tokamake.data.samples.loader import check_sentences
 from tokamake.data.samples.sentence_masking import KEY
 from tokamake.data.tokenizers import Tokenizer

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from megatron.core.datasets.utils import get_blend_from_list
 
-from tokamake.data.mixture.weights import (
+from tokamake.data.mixture.weighting_file import (
     ROOT_VARIABLE,
     WeightedPrefix,
     find_root,
