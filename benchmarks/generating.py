@@ -26,7 +26,7 @@ from tokamake.inference.driven_model import DrivenModel
 from tokamake.inference.engine import Generation, InferenceEngine
 from tokamake.inference.layout import WHOLE_MODEL, Peers
 from tokamake.inference.model import InferenceModel
-from tokamake.inference.sampling import Sampling
+from tokamake.inference.sampling_settings import Sampling
 from tokamake.models.common import decoding
 from tokamake.runtime.ranks import Ranks
 

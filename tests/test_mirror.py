@@ -165,7 +165,7 @@ TESTED_THROUGH = {
         "serve/served_model",
     ],
     "serve/test_gate.py": ["serve/server_metrics"],
-    "inference/test_choice.py": ["inference/sampling"],
+    "inference/test_sampling.py": ["inference/sampling_settings"],
     "evaluate/tasks/test_lm_eval.py": ["evaluate/harness_model"],
     "evaluate/tasks/test_text.py": ["evaluate/evaluate_task", "evaluate/scorer"],
     "train/objectives/ict/test_samples.py": [

@@ -14,7 +14,7 @@ from tests.support.llamas import write_confident
 from tokamake.checkpoint.convert import convert
 from tokamake.errors import UserError
 from tokamake.generate.generate import Ends, generate
-from tokamake.inference.sampling import BeamSettings, Sampling
+from tokamake.inference.sampling_settings import BeamSettings, Sampling
 
 PROMPTS = ("def ", "Return a", "The")
 CONTEXT = 48

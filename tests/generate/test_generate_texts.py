@@ -10,7 +10,7 @@ from tests.support.llamas import write_confident
 from tokamake.data.corpus.prompts import read_prompts
 from tokamake.errors import UserError
 from tokamake.generate.generate_texts import generate_texts
-from tokamake.inference.sampling import Sampling
+from tokamake.inference.sampling_settings import Sampling
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import transformers
 from tokamake.errors import UserError
 from tokamake.inference.beams import TokenRules, search
 from tokamake.inference.driven_model import DrivenModel
-from tokamake.inference.sampling import BeamSettings
+from tokamake.inference.sampling_settings import BeamSettings
 
 END = 9
 RULES = TokenRules(frozenset([END]))

@@ -10,7 +10,7 @@ from tests.inference.conftest import CONTEXT
 from tokamake.errors import UserError
 from tokamake.inference.driven_model import DrivenModel
 from tokamake.inference.engine import Generation, InferenceEngine
-from tokamake.inference.sampling import Sampling
+from tokamake.inference.sampling_settings import Sampling
 
 GREEDY = Sampling(temperature=0.0)
 

@@ -29,7 +29,7 @@ from tokamake.inference.driven_model import DrivenModel
 from tokamake.inference.engine import Generation, InferenceEngine
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, Peers
 from tokamake.inference.model import InferenceModel
-from tokamake.inference.sampling import BeamSettings, Sampling
+from tokamake.inference.sampling_settings import BeamSettings, Sampling
 from tokamake.runtime.ranks import Ranks
 
 MODELS = ("llama-gqa", "llama-tied", "gpt2", "llama-mqa")

@@ -13,7 +13,7 @@ from tests.support.bos_tokenizers import write_bos_tokenizer
 from tests.support.served import TEMPLATE, Served, served
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.generate.generate import Ends, generate
-from tokamake.inference.sampling import Sampling
+from tokamake.inference.sampling_settings import Sampling
 from tokamake.serve.served_model import ServedModel
 
 GREEDY = {"temperature": 0, "max_tokens": 12}

@@ -11,7 +11,7 @@ from tokamake.errors import UserError
 from tokamake.evaluate.scorer import RowScores, Scorer
 from tokamake.inference.chat import chat_prompt
 from tokamake.inference.engine import Generation
-from tokamake.inference.sampling import Sampling, prompt_seed
+from tokamake.inference.sampling_settings import Sampling, prompt_seed
 from tokamake.inference.text_stream import TextStream
 
 _SAMPLING = {"temperature", "top_k", "top_p", "min_p", "repetition_penalty"}

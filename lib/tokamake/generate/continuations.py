@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from tokamake.errors import UserError
 from tokamake.inference.layout import InferenceLayout, peers
-from tokamake.inference.sampling import BeamSettings, Sampling, prompt_seed
+from tokamake.inference.sampling_settings import BeamSettings, Sampling, prompt_seed
 
 if TYPE_CHECKING:
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from tokamake.errors import UserError
 from tokamake.generate.continuations import Ends, Request, continuing
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout
-from tokamake.inference.sampling import BeamSettings, Sampling
+from tokamake.inference.sampling_settings import BeamSettings, Sampling
 
 _DEFAULT = Sampling()
 _ENDS, _NO_BEAMS = Ends(), BeamSettings()

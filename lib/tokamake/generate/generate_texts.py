@@ -7,7 +7,7 @@ from tokamake.data.corpus.prompts import read_prompts
 from tokamake.errors import UserError
 from tokamake.generate.continuations import Ends, Request, continuing
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout
-from tokamake.inference.sampling import Sampling
+from tokamake.inference.sampling_settings import Sampling
 
 _SAMPLING = Sampling(temperature=1.0, top_k=0, top_p=0.9)
 

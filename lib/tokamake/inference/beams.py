@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import torch
 
-from tokamake.inference.choice import biased, check_finite
 from tokamake.inference.driven_model import DrivenModel
-from tokamake.inference.sampling import BeamSettings
+from tokamake.inference.sampling import biased, check_finite
+from tokamake.inference.sampling_settings import BeamSettings
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from tokamake.inference.beams import Beam, TokenRules, search
-from tokamake.inference.choice import Chooser, biased, check_finite, choose_unfiltered
 from tokamake.inference.driven_model import DrivenModel
-from tokamake.inference.sampling import BeamSettings, Sampling
+from tokamake.inference.sampling import Chooser, biased, check_finite, choose_unfiltered
+from tokamake.inference.sampling_settings import BeamSettings, Sampling
 
 Finish = Literal["eod", "stop", "max_new_tokens", "context", "cancelled", "failed"]
 """Why a sequence ended: an end token, the caller's `accept`, a limit, no reader left, or an error.

@@ -1,95 +1,130 @@
-"""Settings of sampling and of beam search; `choice` and `beams` apply them."""
+"""Choice of the next token from logits: greedy, or a draw from some of the likely tokens.
 
-import hashlib
-from dataclasses import dataclass
-from math import inf
+The filters and their order are the same as in transformers: repetition penalty (arXiv 1909.05858),
+then OpenAI's penalties of new tokens, temperature, top-k, top-p (arXiv 1904.09751), min-p
+(arXiv 2407.01082).
+Shape suffixes: N sequences, V vocabulary, K tokens that can be drawn.
+"""
 
-from cyclopts import Parameter
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
 
 from tokamake.errors import UserError
+from tokamake.inference.sampling_settings import Sampling
+
+_LEAST_TEMPERATURE = 1e-30
 
 
-@Parameter(name="*")
-@dataclass(frozen=True)
-class Sampling:
-    """Settings of the choice of the next token."""
+def check_finite(logits: Tensor) -> None:
+    if not logits.isfinite().all():
+        raise UserError("checkpoint: its predictions are not finite; train or export it again")
 
-    temperature: float = 0.8
-    """Softmax temperature; 0 always takes the most likely token."""
-    top_k: int = 50
-    """Number of most likely tokens to sample from; 0 for all."""
-    top_p: float = 1.0
-    """Sample from the most likely tokens whose probabilities add up to this."""
-    top_p_decay: float = 1.0
-    """Factor of `top_p` after each token, as in Megatron."""
-    top_p_bound: float = 0.0
-    """Lower bound of `top_p` as it decays."""
-    min_p: float = 0.0
-    """Sample from tokens that are at least this times as likely as the most likely one."""
-    repetition_penalty: float = 1.0
-    """Divisor of positive logits, and factor of negative ones, of tokens that occurred before."""
-    presence_penalty: float = 0.0
-    """Subtracted from the logits of new tokens that occurred before."""
-    frequency_penalty: float = 0.0
-    """Subtracted from the logits of new tokens as often as they occurred before."""
-    seed: int = 1234
-    """Seed of the draws."""
 
-    def check(self) -> None:
-        """Check the ranges of all values."""
-        for name, is_right, remedy in (
-            ("temperature", 0 <= self.temperature < inf, "give 0 or more"),
-            ("top_k", self.top_k >= 0, "give 0 for all, or more"),
-            ("top_p", 0 < self.top_p <= 1, "give more than 0, at most 1"),
-            ("top_p_decay", 0 < self.top_p_decay <= 1, "give more than 0, at most 1"),
-            ("top_p_bound", 0 <= self.top_p_bound <= self.top_p, "give 0 to top_p"),
-            ("min_p", 0 <= self.min_p <= 1, "give 0 to 1"),
-            ("repetition_penalty", 0.01 <= self.repetition_penalty <= 100, "give 0.01 to 100"),
-            ("presence_penalty", -2 <= self.presence_penalty <= 2, "give -2 to 2"),
-            ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "give -2 to 2"),
-        ):
-            if not is_right:
-                raise UserError(f"{name}: {getattr(self, name)}: out of range; {remedy}")
+def biased(logits_NV: Tensor, biases: Sequence[Mapping[int, float]]) -> Tensor:
+    """Add values to the logits of some tokens of each row (N, V); -inf forbids a token."""
+    places = [(row, token) for row, bias in enumerate(biases) for token in bias]
+    if not places:
+        return logits_NV
+    values = logits_NV.new_tensor([value for bias in biases for value in bias.values()])
+    rows, tokens = torch.tensor(places, device=logits_NV.device).unbind(1)
+    return logits_NV.index_put((rows, tokens), values, accumulate=True)
 
-    @property
-    def has_penalty(self) -> bool:
-        """Whether earlier tokens change the logits."""
-        has_differences = self.presence_penalty != 0 or self.frequency_penalty != 0
-        return has_differences or self.repetition_penalty != 1
 
-    @property
-    def is_plain_greedy(self) -> bool:
-        """Whether the choice is the maximum of the logits."""
-        return self.temperature == 0 and not self.has_penalty
+class Chooser:
+    """Chooses the tokens of one sequence, one after the other."""
 
-    @property
-    def is_unfiltered(self) -> bool:
-        """Whether each token of the vocabulary can be drawn, with its own probability."""
-        return (
-            self.temperature > 0
-            and self.top_k == self.min_p == 0
-            and self.top_p == self.top_p_decay == 1
-            and not self.has_penalty
+    def __init__(self, sampling: Sampling, prompt: Sequence[int]) -> None:
+        self.sampling, self._seen = sampling, set(prompt)
+        self._new = Counter[int]()
+        self._random = random.Random(sampling.seed)
+
+    def choose(self, logits_V: Tensor) -> int:
+        """Choose the next token."""
+        probabilities, tokens = distribution(
+            logits_V, self.sampling, seen=self._seen, new=self._new
         )
+        place = 0
+        if self.sampling.temperature > 0:
+            (place,) = _drawn(probabilities[None], [self])
+        token = int(tokens[place])
+        self._seen.add(token)
+        self._new[token] += 1
+        return token
 
-    def top_p_of(self, num_new: int) -> float:
-        """`top_p` of the token after `num_new` new tokens."""
-        return max(self.top_p * self.top_p_decay**num_new, self.top_p_bound)
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class BeamSettings:
-    """Beam search."""
-
-    num_beams: int = 1
-    """Continuations to keep at each token; the best one at the end is the result, and no setting of
-    sampling has an effect. 1: sampling."""
-    length_penalty: float = 1.0
-    """Exponent of the length by which beams' log-probabilities are divided."""
+    def next_number(self) -> float:
+        """A random number from 0 to below 1, for one draw."""
+        return self._random.random()
 
 
-def prompt_seed(seed: int, prompt: str, *, repetition: int) -> int:
-    """A different seed for each prompt, and for each repetition of a prompt."""
-    digest = hashlib.sha256(f"{seed} {repetition} {prompt}".encode()).digest()
-    return int.from_bytes(digest[:8], "little", signed=True)
+def choose_unfiltered(choosers: Sequence[Chooser], logits_NV: Tensor) -> list[int]:
+    """Choose the next tokens of sequences whose settings are `is_unfiltered`, all at once.
+
+    Each is the token that its `Chooser.choose` gives.
+    """
+    temperatures = [_temperature(chooser.sampling) for chooser in choosers]
+    temperatures_N1 = torch.tensor(temperatures, device=logits_NV.device)[:, None]
+    return _drawn(_probabilities(logits_NV, temperatures_N1), choosers)
+
+
+def _drawn(probabilities_NK: Tensor, choosers: Sequence[Chooser]) -> list[int]:
+    """Draw a place of each row."""
+    # One number a draw: torch.multinomial takes one for each token of the vocabulary.
+    sums_NK = probabilities_NK.cumsum(-1, dtype=torch.float64)
+    numbers = [chooser.next_number() for chooser in choosers]
+    targets_N = sums_NK.new_tensor(numbers) * sums_NK[:, -1]
+    places = torch.searchsorted(sums_NK, targets_N[:, None], right=True)
+    return places[:, 0].clamp(max=sums_NK.shape[1] - 1).tolist()
+
+
+def _probabilities(logits: Tensor, temperature: Tensor | float) -> Tensor:
+    """Softmax over the last dimension."""
+    # Subtract the maximum first, so that a tiny temperature cannot overflow.
+    return ((logits - logits.amax(-1, keepdim=True)) / temperature).softmax(-1)
+
+
+def _temperature(sampling: Sampling) -> float:
+    """The temperature; in fp32, one that is tinier than this would be 0."""
+    return max(sampling.temperature, _LEAST_TEMPERATURE)
+
+
+def distribution(
+    logits_V: Tensor, sampling: Sampling, *, seen: set[int], new: Counter[int]
+) -> tuple[Tensor, Tensor]:
+    """(K,) probabilities and (K,) tokens that can be drawn.
+
+    `seen` tokens occurred before; `new` ones were chosen before, with counts.
+    """
+    if sampling.repetition_penalty != 1 and seen:
+        places = torch.tensor(sorted(seen), device=logits_V.device)
+        old = logits_V[places]
+        penalty = sampling.repetition_penalty
+        logits_V = logits_V.index_copy(
+            0, places, torch.where(old < 0, old * penalty, old / penalty)
+        )
+    if new and (sampling.presence_penalty or sampling.frequency_penalty):
+        counts = logits_V.new_tensor([*new.values()])
+        penalties = sampling.presence_penalty + sampling.frequency_penalty * counts
+        places = torch.tensor([*new], device=logits_V.device)
+        logits_V = logits_V.index_add(0, places, -penalties)
+    size, top_p = len(logits_V), sampling.top_p_of(new.total())
+    top_k = 1 if sampling.temperature == 0 else min(sampling.top_k or size, size)
+    if top_k < size or top_p < 1:
+        logits_K, tokens_K = logits_V.topk(top_k)
+    else:  # to sort a large vocabulary takes longer than the rest
+        logits_K, tokens_K = logits_V, torch.arange(size, device=logits_V.device)
+    if sampling.temperature == 0:
+        return torch.ones_like(logits_K), tokens_K
+    probabilities_K = _probabilities(logits_K, _temperature(sampling))
+    if top_p == 1 and not sampling.min_p:
+        return probabilities_K, tokens_K
+    kept = torch.ones_like(probabilities_K, dtype=torch.bool)
+    if top_p < 1:
+        kept &= probabilities_K.cumsum(0) - probabilities_K < top_p
+    if sampling.min_p:
+        kept &= probabilities_K >= sampling.min_p * probabilities_K.max()
+    kept |= probabilities_K == probabilities_K.max()  # also if top_p is 0 in fp32
+    return probabilities_K[kept] / probabilities_K[kept].sum(), tokens_K[kept]

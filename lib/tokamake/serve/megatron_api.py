@@ -15,7 +15,7 @@ from pydantic import Field
 
 from tokamake.inference.beams import TokenRules
 from tokamake.inference.engine import Generation
-from tokamake.inference.sampling import BeamSettings, Sampling, prompt_seed
+from tokamake.inference.sampling_settings import BeamSettings, Sampling, prompt_seed
 from tokamake.inference.text_stream import TextStream
 from tokamake.serve.engine_loop import BeamSearch, Continuation
 from tokamake.serve.model_server import ModelServer

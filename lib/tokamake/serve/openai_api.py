@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 from tokamake.errors import UserError
 from tokamake.inference.chat import chat_prompt
 from tokamake.inference.engine import Generation
-from tokamake.inference.sampling import prompt_seed
+from tokamake.inference.sampling_settings import prompt_seed
 from tokamake.inference.text_stream import TextStream
 from tokamake.serve.engine_loop import Continuation
 from tokamake.serve.model_server import ModelServer, Submission

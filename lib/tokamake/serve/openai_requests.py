@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from tokamake.inference.sampling import Sampling
+from tokamake.inference.sampling_settings import Sampling
 from tokamake.serve.request_body import Body, Flag, ModelName, TokenIds
 
 _MAX_CHOICES = 128

@@ -13,7 +13,7 @@ from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.hf import config_json
 from tokamake.generate.generate import Ends, generate
-from tokamake.inference.sampling import Sampling
+from tokamake.inference.sampling_settings import Sampling
 
 SHAPE = ARCHITECTURES["qwen3"]
 

@@ -16,8 +16,8 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from tokamake.inference.choice import Chooser, biased, choose_unfiltered, distribution
-from tokamake.inference.sampling import Sampling
+from tokamake.inference.sampling import Chooser, biased, choose_unfiltered, distribution
+from tokamake.inference.sampling_settings import Sampling
 
 SEEN = (3, 7, 7, 11)
 SETTINGS = [
