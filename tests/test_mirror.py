@@ -125,7 +125,8 @@ TESTED_THROUGH = {
     ],
     "models/t5/test_model.py": ["models/common/encoder_decoder"],
     "parallel/test_context.py": [
-        *("models/common/recompute", "parallel/ring_kernels", "parallel/ring"),
+        *("models/common/recompute", "parallel/document_mask"),
+        *("parallel/ring_kernels", "parallel/ring"),
     ],
     "parallel/test_tensor.py": ["parallel/collectives", "parallel/sharding"],
     # Training over ranks, with each back end.

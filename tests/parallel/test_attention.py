@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from tokamake.parallel import attention
 from tokamake.parallel.attention import by_document
-from tokamake.parallel.context import PackedDocuments
+from tokamake.parallel.document_mask import PackedDocuments
 
 WIDTH, LENGTH = 16, 96
 LONG = [[40, 56], [96], [1, 95]]

@@ -17,15 +17,8 @@ from tokamake.models.common.recompute import NONE, Recompute, run
 from tokamake.parallel import ring_kernels
 from tokamake.parallel.attention import attention
 from tokamake.parallel.axis import Axis
-from tokamake.parallel.context import (
-    Documents,
-    Method,
-    check_heads,
-    check_length,
-    document_mask,
-    share,
-    zigzag_indices,
-)
+from tokamake.parallel.context import Method, check_heads, check_length, share, zigzag_indices
+from tokamake.parallel.document_mask import Documents, document_mask
 from tokamake.parallel.mesh import SINGLE_RANK
 
 GPU = pytest.param(

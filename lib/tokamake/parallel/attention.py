@@ -22,15 +22,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokamake.parallel.axis import Axis
-from tokamake.parallel.context import (
-    Documents,
-    Method,
-    PackedDocuments,
-    Unmasked,
-    by_rank,
-    check_heads,
-    in_order,
-)
+from tokamake.parallel.context import Method, by_rank, check_heads, in_order
+from tokamake.parallel.document_mask import Documents, PackedDocuments, Unmasked
 from tokamake.parallel.ring import ring
 from tokamake.runtime.torch_internals import not_compiled
 
@@ -63,7 +56,7 @@ def attention(
             L, except on one rank, where keys of earlier tokens (a cache) may come first.
         method: "ring" passes keys and values from rank to rank; "ulysses" (arXiv 2309.14509)
             exchanges tokens for heads and back.
-        mask: None: causal. The result of `context.document_mask` limits attention further. On one
+        mask: None: causal. The result of `document_mask` limits attention further. On one
             rank, a (B, 1, L, S) bool mask or score bias replaces the causal mask, and `UNMASKED`
             lets a token attend to all tokens.
         drop: drops some of the (B, H, S, S) weights; not with "ring". Without it, no weights exist.

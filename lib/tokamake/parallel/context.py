@@ -1,29 +1,21 @@
-"""Context parallelism: the share of a sequence that each rank holds, and masks of its documents.
+"""Context parallelism: the share of a sequence that each rank holds.
 
 Each sample is cut into 2 C chunks for C ranks; rank r holds chunks r and 2 C - 1 - r, so that the
 causal attention of all ranks costs the same. The trainer takes this rank's `share` of tokens,
-labels and positions. The model passes document ids to `document_mask`, and the mask to `attention`.
-Shape suffixes: B batch, L tokens of a rank (in `ids_BNL` of a chunk), N chunks of all ranks.
+labels and positions.
 """
 
 import math
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.nn import functional as F
 
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 
 Method = Literal["ring", "ulysses"]
 """ring: keys and values move from rank to rank; ulysses: each rank has all tokens of some heads."""
-
-Relation = Literal["apart", "same", "mixed"]
-"""apart: two chunks have no document in common; same: both are of one document; mixed: neither."""
 
 
 def zigzag_indices(length: int, axis: Axis, *, device: torch.device | None = None) -> Tensor:
@@ -72,108 +64,3 @@ def by_rank(x: Tensor, dim: int) -> Tensor:
     """Group chunks in the order of tokens, (…, 2 C, …), by rank, (…, C, 2, …): undo `in_order`."""
     head, tail = x.chunk(2, dim)
     return torch.stack((head, tail.flip(dim)), dim + 1)
-
-
-@dataclass(frozen=True)
-class Documents:
-    """Documents of samples that several ranks share, for "ring"."""
-
-    ids_BNL: Tensor
-    """Document id of each token, integers; the chunks of all ranks in the order of tokens."""
-    relations: list[list[Relation]]
-    """[chunk of queries][chunk of keys], over all samples of the batch."""
-
-    @classmethod
-    def of(cls, ids_BNL: Tensor) -> "Documents":
-        """Compare chunks; call it once for all layers, because it waits for the device."""
-        # Bounds of ids prove that chunks are apart or the same; the rest is mixed, and gets a bias.
-        low_BN, high_BN = ids_BNL.amin(2), ids_BNL.amax(2)
-        apart_BNN = low_BN[:, :, None] > high_BN[:, None]
-        apart_NN = (apart_BNN | apart_BNN.mT).all(0)
-        single_BNN = (low_BN[:, :, None] == high_BN[:, None]) & (low_BN == high_BN)[:, None]
-        same_NN = (single_BNN & single_BNN.mT).all(0)
-        names: tuple[Relation, ...] = ("mixed", "same", "apart")
-        codes = (same_NN + 2 * apart_NN).tolist()
-        return cls(ids_BNL, [[names[code] for code in row] for row in codes])
-
-    def bias(self, query: int, key: int, dtype: torch.dtype) -> Tensor:
-        """Score bias (B, 1, L, L) of two chunks: 0 where a query attends to a key, else very low.
-
-        Not -inf, which would make rows without any key NaN in some kernels. With a very low score,
-        such rows get weight 0 when blocks are merged.
-        """
-        visible_BLL = self.ids_BNL[:, query, :, None] == self.ids_BNL[:, key, None]
-        if query == key:
-            visible_BLL = visible_BLL.tril()
-        bias_BLL = torch.zeros(visible_BLL.shape, dtype=dtype, device=visible_BLL.device)
-        return bias_BLL.masked_fill_(~visible_BLL, torch.finfo(dtype).min / 2)[:, None]
-
-
-def positions_in_documents(ids_BL: Tensor) -> Tensor:
-    """Positions of tokens in their documents, (B, L) int64; ids of a document are consecutive."""
-    places_BL = torch.arange(ids_BL.shape[1], device=ids_BL.device).expand_as(ids_BL)
-    begins_BL = ids_BL[:, 1:] != ids_BL[:, :-1]
-    firsts_BL = F.pad(begins_BL, (1, 0), value=True) * places_BL
-    return places_BL - firsts_BL.cummax(1).values
-
-
-class Unmasked:
-    """Mask of attention in both directions: each token attends to all tokens of its sequence."""
-
-
-UNMASKED = Unmasked()
-
-
-class PackedDocuments:
-    """Documents of samples whose tokens are all on this rank, in the forms that kernels take.
-
-    Attributes:
-        causal: whether a token attends only to itself and earlier tokens of its document.
-    """
-
-    def __init__(self, ids_BL: Tensor, *, causal: bool = True) -> None:
-        self._ids_BL, self.causal = ids_BL, causal
-
-    @cached_property
-    def bounds(self) -> Tensor:
-        """First token of each document, and the end of the last, in the flattened batch; int32."""
-        begins_BL = torch.ones_like(self._ids_BL, dtype=torch.bool)
-        begins_BL[:, 1:] = self._ids_BL[:, 1:] != self._ids_BL[:, :-1]
-        begins = begins_BL.flatten().nonzero()[:, 0]
-        return F.pad(begins, (0, 1), value=begins_BL.numel()).int()
-
-    @cached_property
-    def lengths(self) -> list[int]:
-        """Tokens of each document; the first access waits for the device, once for all layers."""
-        lengths: list[int] = self.bounds.diff().tolist()
-        return lengths
-
-    @cached_property
-    def mask(self) -> Tensor:
-        """(B, 1, L, L) bool: whether a query attends to a key: same document, and not later."""
-        length = self._ids_BL.shape[1]
-        same_BLL = self._ids_BL[:, :, None] == self._ids_BL[:, None, :]
-        if self.causal:  # else later ones, too
-            same_BLL = same_BLL & same_BLL.new_ones(length, length).tril()
-        return same_BLL[:, None]
-
-
-def document_mask(
-    ids_BL: Tensor, *, axis: Axis, method: Method, causal: bool = True
-) -> PackedDocuments | Documents:
-    """Make the mask with which `attention` keeps each document separate.
-
-    This is a collective: all ranks of the axis call it, once per forward pass.
-
-    Args:
-        ids_BL: (B, L) integers, the document id of each token of this rank's `share`.
-        causal: whether a token attends only to itself and earlier tokens of its document; several
-            ranks support nothing else.
-    """
-    if axis.size == 1:
-        return PackedDocuments(ids_BL, causal=causal)
-    assert causal, "context-parallel ranks compute causal attention only"
-    shares = [torch.empty_like(ids_BL) for _ in range(axis.size)]
-    dist.all_gather(shares, ids_BL.contiguous(), group=axis.group)
-    ids_BNL = in_order(torch.stack(shares, 1).unflatten(2, (2, -1)), 1)
-    return Documents.of(ids_BNL) if method == "ring" else PackedDocuments(ids_BNL.flatten(1))

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tokamake.parallel.axis import Axis
-from tokamake.parallel.context import Documents
+from tokamake.parallel.document_mask import Documents
 from tokamake.parallel.ring_kernels import AttentionBlock, kernel
 
 _KEYS_AND_VALUES, _GRADIENTS = 0, 1

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from tokamake.parallel.context import positions_in_documents
+from tokamake.parallel.document_mask import positions_in_documents
 from tokamake.train.objectives._encoder_rows import one_per_row, pack
 
 

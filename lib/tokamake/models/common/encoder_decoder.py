@@ -17,7 +17,7 @@ from tokamake.models.common import recompute
 from tokamake.models.common.language_model import LanguageModel, Output, PackedRows
 from tokamake.models.common.layers import Attention, key_value_projection
 from tokamake.parallel.attention import AttentionMask, attention
-from tokamake.parallel.context import UNMASKED, Unmasked, document_mask
+from tokamake.parallel.document_mask import UNMASKED, Unmasked, document_mask
 from tokamake.parallel.dropout import Dropout, dropped
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import ColumnParallelLinear, RowParallelLinear, shared_input

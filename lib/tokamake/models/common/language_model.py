@@ -19,12 +19,8 @@ from tokamake.models.common.layers import MLP, Attention, GatedMLP, TransformerL
 from tokamake.models.common.recompute import NONE, Recompute, run
 from tokamake.parallel.attention import AttentionMask
 from tokamake.parallel.axis import part
-from tokamake.parallel.context import (
-    UNMASKED,
-    document_mask,
-    positions_in_documents,
-    zigzag_indices,
-)
+from tokamake.parallel.context import zigzag_indices
+from tokamake.parallel.document_mask import UNMASKED, document_mask, positions_in_documents
 from tokamake.parallel.dropout import Dropout, SampleTokens
 from tokamake.parallel.linear import linear
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh

@@ -13,7 +13,7 @@ from tokamake.models.common.key_value_cache import KeyValueCache
 from tokamake.models.common.positions import alibi
 from tokamake.parallel.attention import AttentionMask
 from tokamake.parallel.axis import part
-from tokamake.parallel.context import PackedDocuments
+from tokamake.parallel.document_mask import PackedDocuments
 
 SETTINGS = {
     "position_embedding": ("learned", "alibi", "rotary"),
