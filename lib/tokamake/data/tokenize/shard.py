@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tokamake import __version__
-from tokamake._csrc import pack
 from tokamake.data.corpus import sentences
 from tokamake.data.indexed.dataset import DatasetWriter, token_dtype
 from tokamake.data.indexed.document_sources import SourcesWriter
@@ -26,6 +24,7 @@ from tokamake.data.indexed.manifest import sizes_and_hashes, write_manifest
 from tokamake.data.indexed.manifest_counts import count_faults
 from tokamake.data.indexed.paths import quarantine_path
 from tokamake.data.readers import Input
+from tokamake.data.tokenize.document_ends import framed
 from tokamake.data.tokenize.encoder import Encoder
 from tokamake.data.tokenize.shard_options import (
     ShardOptions,
@@ -242,23 +241,9 @@ class _Output:
         self._num_empty += len(has_tokens) - num_documents
         self._text_bytes += encoded.text_bytes
         kept = np.ones(len(has_tokens), bool) if keep_empty else has_tokens
-        self._writer.add(*self._with_bos_and_eod(encoded), encoded.counts[kept])
+        tokens, lengths = framed(encoded, self._dtype, bos=self._bos, eod=self._eod)
+        self._writer.add(tokens, lengths, encoded.counts[kept])
         self._sources.add(batch.inputs[kept], batch.numbers[kept], batch.offsets[kept])
-
-    def _with_bos_and_eod(
-        self, encoded: EncodedBatch
-    ) -> tuple[npt.NDArray[np.integer], npt.NDArray[np.int64]]:
-        """Return tokens with bos and eod in the dataset's dtype, and the lengths of sequences."""
-        counts = encoded.counts[encoded.counts > 0]
-        ends = counts.cumsum()
-        lengths = encoded.lengths.copy()
-        # bos and eod frame documents, not sequences: `pack` needs the tokens of each document.
-        document_lengths = np.add.reduceat(lengths, ends - counts) if len(counts) else lengths
-        lengths[ends - 1] += self._eod is not None
-        lengths[ends - counts] += self._bos is not None
-        bos, eod = (-1 if token is None else token for token in (self._bos, self._eod))
-        tokens = pack(encoded.ids, document_lengths, bos=bos, eod=eod, dtype=self._dtype)
-        return tokens, lengths
 
     def counts(self) -> dict[str, int]:
         """Return the counts of the manifest."""
