@@ -1,4 +1,4 @@
-"""The tokens at the ends of each document: beginning of sequence (bos) and end of document (eod)."""
+"""Tokens at the ends of each document: beginning of sequence (bos), end of document (eod)."""
 
 import numpy as np
 import numpy.typing as npt

@@ -84,12 +84,6 @@ class EngineBase(ABC):
         """Check that no weight of the initial checkpoint is NaN or infinite."""
         initial_weights.check_finite([*self._weights()], start)
 
-    def _gradient_factor(self, norm: float) -> float:
-        """Clip coefficient of the gradients."""
-        limit = self._run.train.gradient_clipping
-        # The same epsilon as in torch.nn.utils.clip_grad_norm_.
-        return min(1.0, limit / (norm + 1e-6)) if limit else 1.0
-
     def _build_optimizer(self, *, whole: bool) -> torch.optim.Optimizer:
         """Make the run's optimizer; with `whole`, it may gather whole parameters."""
         settings = self._run.train.optimizer

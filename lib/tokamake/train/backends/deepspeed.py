@@ -27,6 +27,7 @@ from tokamake.train.backends import _deepspeed_setup as setup
 from tokamake.train.backends._base import EngineBase, GradientSums
 from tokamake.train.backends._initial_weights import load_initial_weights
 from tokamake.train.batch import MicroBatch
+from tokamake.train.gradient_clipping import clip_coefficient
 from tokamake.train.pipeline_stages import SUM_OF_TOKENS, LossFactors, PipelineStages
 from tokamake.train.step_result import FindFault, StepResult
 
@@ -155,7 +156,7 @@ class Engine(EngineBase):
             self._engine.step()
             return float(self._engine.get_global_grad_norm())
         if math.isfinite(norm):
-            sharding.scale(self._chunks, self._gradient_factor(norm))
+            sharding.scale(self._chunks, clip_coefficient(norm, self._run.train.gradient_clipping))
             self._engine.step()
         else:
             self._discard()

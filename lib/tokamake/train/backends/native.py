@@ -25,6 +25,7 @@ from tokamake.runtime.ranks import Ranks
 from tokamake.train.backends._base import EngineBase, GradientSums
 from tokamake.train.backends._initial_weights import load_initial_weights
 from tokamake.train.batch import MicroBatch, SampleIds
+from tokamake.train.gradient_clipping import clip_coefficient
 from tokamake.train.pipeline_stages import LossFactors
 from tokamake.train.step_result import FindFault, StepResult
 
@@ -76,7 +77,7 @@ class Engine(EngineBase):
         updates = math.isfinite(loss) and math.isfinite(norm) and (bad is None or bad.updates)
         if updates:
             set_rates(self.optimizer, **rates)
-            factor = self._gradient_factor(norm) / measured.loss_scale
+            factor = clip_coefficient(norm, self._run.train.gradient_clipping) / measured.loss_scale
             sharding.scale(self._chunks, factor)
             self.optimizer.step()
         self._drop_gradients()
