@@ -56,7 +56,7 @@ def finetune_run(
         Exit status: 0, or one of `Stopped` if steps are left.
     """
     from tokamake.finetune.results import write_results
-    from tokamake.finetune.start import read_data, starting_point
+    from tokamake.finetune.start import finetune_resume_point, read_data
     from tokamake.preflight.run import check_on_ranks
     from tokamake.runtime.rank_errors import raise_on_all_ranks
     from tokamake.train.checkpoints.resume import locked_output
@@ -76,7 +76,7 @@ def finetune_run(
             if ranks.rank == 0:
                 write_results(run, trainer, output=output, model=model)
 
-    find_start = partial(starting_point, run=run, resolved=resolved, data=data, ranks=ranks)
+    find_start = partial(finetune_resume_point, run=run, resolved=resolved, data=data, ranks=ranks)
     with (
         watched(resolved, ranks) as heartbeat,
         locked_output(resolved, ranks, find_start=find_start, beat=heartbeat.beat) as start,

@@ -41,7 +41,7 @@ def effective_settings(run: FinetuneRun, data: TaskData, *, weights: str) -> dic
     )
 
 
-def starting_point(
+def finetune_resume_point(
     weights: str, run: FinetuneRun, *, resolved: Run, data: TaskData, ranks: Ranks
 ) -> ResumePoint:
     """Prepare the output folder of a run with these first weights, and find where it begins."""

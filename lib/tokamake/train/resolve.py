@@ -112,7 +112,7 @@ def _from_checkpoint(
     start = open_any(checkpoint)
     own = initial_architecture(start.architecture, architecture, source=start.path, parent=parent)
     check_start(start, train)
-    return {**starting_point(checkpoint, start, train=train), "architecture": own}
+    return {**start_fields(checkpoint, start, train=train), "architecture": own}
 
 
 def check_parent_tokenizer(
@@ -134,7 +134,7 @@ def check_parent_tokenizer(
         )
 
 
-def starting_point(
+def start_fields(
     checkpoint: Path, start: "Checkpoint", *, train: "TrainSettings"
 ) -> dict[str, Any]:
     """Checkpoint, step and samples that a run starts from, as fields of `Run`.

@@ -96,7 +96,7 @@ def start_run(
     from tokamake.data.samples.index_folder import read_index
     from tokamake.preflight.run import check_run, check_until_step, step_of_samples
     from tokamake.runtime.rank_errors import raise_on_all_ranks
-    from tokamake.train.checkpoints.resume import locked_output, starting_point
+    from tokamake.train.checkpoints.resume import locked_output, resume_point
     from tokamake.train.hooks.heartbeat import watched
     from tokamake.train.numerics import with_precision
     from tokamake.train.stopping.deadline import Deadline
@@ -110,7 +110,7 @@ def start_run(
             check_until_step(run, until_step)
 
         # Rank 0 locks the output folder while training continues.
-        find_start = partial(starting_point, run=run, ranks=ranks, index=index)
+        find_start = partial(resume_point, run=run, ranks=ranks, index=index)
         with locked_output(run, ranks, find_start=find_start, beat=heartbeat.beat) as start:
             with raise_on_all_ranks():
                 current = run_since_change(run, start.state)

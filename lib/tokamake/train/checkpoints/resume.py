@@ -88,7 +88,7 @@ def locked_output(
         yield agreed[0]
 
 
-def starting_point(weights: str, run: Run, *, ranks: Ranks, index: dict[str, Any]) -> ResumePoint:
+def resume_point(weights: str, run: Run, *, ranks: Ranks, index: dict[str, Any]) -> ResumePoint:
     """Prepare the output folder of a run with these first weights, and find where it begins."""
     digest = run_digest(run, index=index, weights=weights)
 
