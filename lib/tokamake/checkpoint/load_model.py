@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from tokamake.config.resolved_run import Run
 
 
+_MAX_DEFAULT_LENGTH = 4096
+"""A longer context may not fit into memory."""
+
+
 class LoadedModel(NamedTuple):
     """A model in fp32 that predicts tokens."""
 
@@ -76,6 +80,21 @@ def tokenizer_of(checkpoint: Checkpoint, given: Path | None) -> Tokenizer:
             f"{tokenizer.vocab_size}; give the tokenizer that the model was trained with"
         )
     return tokenizer
+
+
+def sequence_length_of(checkpoint: Checkpoint, given: int | None) -> int:
+    """Input tokens of a model: as given, as in its training, or part of its context."""
+    longest = checkpoint.architecture.max_position_embeddings
+    if given is not None:
+        if given > longest:
+            raise UserError(
+                f"sequence_length: {given}: the model of {checkpoint.path} sees only {longest} "
+                "tokens; lower it"
+            )
+        return given
+    if run := run_of(checkpoint):
+        return run.train.sequence_length
+    return min(longest, _MAX_DEFAULT_LENGTH)
 
 
 def end_tokens(checkpoint: Checkpoint, tokenizer: Tokenizer) -> frozenset[int]:

@@ -12,14 +12,11 @@ from tokamake.errors import UserError
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, peers
 
 if TYPE_CHECKING:
-    from tokamake.checkpoint.tensors.checkpoint import Checkpoint
     from tokamake.config.architecture import Architecture
     from tokamake.data.tokenizers import Tokenizer
     from tokamake.evaluate.perplexity import HeldOut
     from tokamake.inference.model import InferenceModel
 
-_MAX_DEFAULT_LENGTH = 4096
-"""A longer context may not fit into memory."""
 _COLUMNS = ("documents", "tokens", "bytes", "loss", "perplexity", "bits_per_byte")
 
 
@@ -75,7 +72,7 @@ def evaluate(
         output: JSON file to write.
     """
     from tokamake.checkpoint.detect import open_any
-    from tokamake.checkpoint.load_model import tokenizer_of
+    from tokamake.checkpoint.load_model import sequence_length_of, tokenizer_of
     from tokamake.data.mixture.split_prefixes import SplitPrefixes, parse_held_out
     from tokamake.data.mixture.weighting_file import divide_root, find_root
     from tokamake.evaluate.perplexity import read_held_out, read_raw
@@ -151,23 +148,6 @@ def check_values(**values: tuple[int | None, int]) -> None:
     for name, (value, minimum) in values.items():
         if value is not None and value < minimum:
             raise UserError(f"{name}: {value}: too small; give {minimum} or more")
-
-
-def sequence_length_of(checkpoint: "Checkpoint", given: int | None) -> int:
-    """Input tokens of a model: as given, as in its training, or part of its context."""
-    from tokamake.checkpoint.load_model import run_of
-
-    longest = checkpoint.architecture.max_position_embeddings
-    if given is not None:
-        if given > longest:
-            raise UserError(
-                f"sequence_length: {given}: the model of {checkpoint.path} sees only {longest} "
-                "tokens; lower it"
-            )
-        return given
-    if run := run_of(checkpoint):
-        return run.train.sequence_length
-    return min(longest, _MAX_DEFAULT_LENGTH)
 
 
 def _score(

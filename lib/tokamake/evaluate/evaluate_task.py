@@ -44,9 +44,9 @@ def evaluate_task(
     """
     from tokamake import plugins
     from tokamake.checkpoint.detect import open_any
-    from tokamake.checkpoint.load_model import end_tokens, tokenizer_of
+    from tokamake.checkpoint.load_model import end_tokens, sequence_length_of, tokenizer_of
     from tokamake.config.tasks import FOLDER
-    from tokamake.evaluate.evaluate import check_values, sequence_length_of
+    from tokamake.evaluate.evaluate import check_values
     from tokamake.evaluate.scorer import Scorer
     from tokamake.files import write_json
     from tokamake.inference.driven_model import DrivenModel

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -66,6 +66,32 @@ class BlockIndexer(SentenceDatasetIndexer):
         # Documents count from the first one of the dataset, not of the split.
         rows[:, 2] += rows.dtype.type(dataset.documents.start)
         return rows
+
+
+def with_special_tokens(
+    text: npt.NDArray[Any],
+    title: npt.NDArray[Any] | None,
+    *,
+    tokens: Mapping[str, int],
+    length: int,
+) -> npt.NDArray[np.int64]:
+    """[CLS] title [SEP] text [SEP], or without a title [CLS] text [SEP]; text is cut to fit.
+
+    Args:
+        tokens: special tokens: cls, sep.
+        length: most tokens.
+    """
+    head = [tokens["cls"]] if title is None else [tokens["cls"], *title.tolist(), tokens["sep"]]
+    parts = [np.array(head), text[: length - len(head) - 1], np.array([tokens["sep"]])]
+    return np.concatenate(parts).astype(np.int64)
+
+
+def title_of(titles: IndexedDataset, document: int) -> npt.NDArray[Any]:
+    """Tokens of the title of a document, of all its sequences."""
+    first, end = titles.document_bounds[document : document + 2].tolist()
+    parts = [titles[sequence] for sequence in range(first, end)]
+    title: npt.NDArray[Any] = np.concatenate([np.zeros(0, titles.dtype), *parts])
+    return title
 
 
 def title_lengths(titles: IndexedDataset, documents: range) -> npt.NDArray[np.int64]:

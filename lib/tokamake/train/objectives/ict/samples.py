@@ -16,7 +16,7 @@ from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.samples.index_folder import REMEDY, identity, matches
 from tokamake.data.samples.sentence_samples import IndexedSentences
 from tokamake.errors import UserError
-from tokamake.train.objectives.ict.blocks import BlockSettings
+from tokamake.train.objectives.ict.blocks import BlockSettings, title_of, with_special_tokens
 
 Tokens = npt.NDArray[np.int64]
 
@@ -83,13 +83,10 @@ class BlockSamples(IndexedSentences):
         title: npt.NDArray[Any] | None = None,
     ) -> int:
         """Write a text with its special tokens; return the tokens that are not padding."""
-        tokens = self._blocks.tokens
-        head = [tokens["cls"]] if title is None else [tokens["cls"], *title.tolist(), tokens["sep"]]
-        text = np.concatenate(sentences)[: len(row) - len(head) - 1]
-        end = len(head) + len(text)
-        row[: len(head)], row[len(head) : end] = head, text
-        row[end], row[end + 1 :] = tokens["sep"], tokens["pad"]
-        return end + 1
+        text, tokens = np.concatenate(sentences), self._blocks.tokens
+        framed = with_special_tokens(text, title, tokens=tokens, length=len(row))
+        row[: len(framed)], row[len(framed) :] = framed, tokens["pad"]
+        return len(framed)
 
     def _title(self, number: int, document: int) -> npt.NDArray[Any] | None:
         name = self._companions[number]
@@ -97,8 +94,4 @@ class BlockSamples(IndexedSentences):
             return None
         if number not in self._titles:
             self._titles[number] = IndexedDataset(self._data_root / name)
-        titles = self._titles[number]
-        first, end = titles.document_bounds[document : document + 2].tolist()
-        parts = [titles[sequence] for sequence in range(first, end)]
-        title: npt.NDArray[Any] = np.concatenate([np.zeros(0, titles.dtype), *parts])
-        return title[: self._blocks.max_title_tokens]
+        return title_of(self._titles[number], document)[: self._blocks.max_title_tokens]

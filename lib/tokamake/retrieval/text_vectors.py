@@ -1,0 +1,141 @@
+"""Vectors of texts by a tower of a biencoder. Each rank has the whole tower; ranks share texts.
+
+Texts of similar length share a batch. Batches do not depend on the number of ranks, so vectors do
+not either. Shape suffixes: B texts, L tokens, D width of the vectors.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tokamake.checkpoint import model_tensors
+from tokamake.checkpoint.load_model import verify
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint
+from tokamake.errors import UserError
+from tokamake.inference.layout import Peers
+from tokamake.retrieval.embeddings import new_shard
+
+Side = Literal["query", "block"]
+"""What a tower embeds."""
+_BATCHES = 64
+"""Batches whose texts are sorted by length together."""
+
+
+class TokenizedText(NamedTuple):
+    """A text to embed."""
+
+    id: int
+    tokens: npt.NDArray[np.int64]
+    """(L,) with special tokens."""
+
+
+class TextTower:
+    """A tower of a checkpoint, on this rank's device.
+
+    Attributes:
+        dimension: D.
+        digest: hash of the weights of the whole biencoder, the same in any checkpoint format.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, side: Side, *, peers: Peers) -> None:
+        shape = checkpoint.architecture
+        if shape.family != "biencoder":
+            raise UserError(
+                f"{checkpoint.path}: a model of family {shape.family}; name a biencoder, which "
+                "objective ict trains"
+            )
+        self._peers, ranks = peers, peers.ranks
+        verify(checkpoint, rank=ranks.rank, world_size=ranks.world_size)
+        names = sorted(model_tensors.shapes(shape))
+        weights = {name: checkpoint.source.read(f"model.{name}").contiguous() for name in names}
+        self.digest = _digest(weights)
+        model: Any = model_tensors.to_model(shape, weights).float().to(peers.device).eval()
+        towers: dict[str, Any] = model.towers  # of queries and of blocks, or one of both
+        self._tower = [*towers.values()][0 if side == "query" else -1]
+        self.dimension = shape.setting("projection_dim") or shape.hidden_size
+
+    def vectors(
+        self, texts: Iterable[TokenizedText], *, batch_size: int
+    ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
+        """Yield ids (n,) and vectors (n, D) in order, on rank 0; all ranks iterate together."""
+        for window in _batched(texts, _BATCHES * batch_size):
+            order = np.argsort([len(text.tokens) for text in window], kind="stable")
+            batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+            ours = range(self._peers.ranks.rank, len(batches), self._peers.ranks.world_size)
+            found = {number: self._embed([window[i] for i in batches[number]]) for number in ours}
+            every = self._gathered(found)
+            if self._peers.ranks.rank == 0:
+                vectors = np.empty((len(window), self.dimension), np.float32)
+                for number, places in enumerate(batches):
+                    vectors[places] = every[number]
+                yield np.array([text.id for text in window]), vectors
+
+    def _embed(self, texts: list[TokenizedText]) -> npt.NDArray[np.float32]:
+        """(B, D) vectors."""
+        lengths = np.array([len(text.tokens) for text in texts])
+        tokens_BL = np.zeros((len(texts), lengths.max()), np.int64)
+        is_text = np.arange(tokens_BL.shape[1]) < lengths[:, None]
+        tokens_BL[is_text] = np.concatenate([text.tokens for text in texts])
+        documents = None if is_text.all() else self._on_device((~is_text).astype(np.int64))
+        with torch.inference_mode():
+            found = self._tower.embeddings(self._on_device(tokens_BL), documents, text_numbers=None)
+        vectors: npt.NDArray[np.float32] = found.float().cpu().numpy()
+        return vectors
+
+    def _on_device(self, array: npt.NDArray[np.int64]) -> Tensor:
+        return torch.from_numpy(array).to(self._peers.device)
+
+    def _gathered(self, found: dict[int, Any]) -> dict[int, Any]:
+        if self._peers.ranks.world_size == 1:
+            return found
+        every: list[dict[int, Any]] = [{}] * self._peers.ranks.world_size
+        dist.gather_object(found, every if self._peers.is_first else None)
+        return {number: array for part in every for number, array in part.items()}
+
+
+def write_vectors(
+    texts: Iterable[TokenizedText],
+    tower: TextTower,
+    *,
+    manifest: Path,
+    made_from: dict[str, Any],
+    batch_size: int,
+    is_first: bool,
+) -> int:
+    """Embed texts to a shard of embeddings, which rank 0 writes; return its number of vectors."""
+    num_vectors = 0
+    with ExitStack() as stack:
+        writer = None
+        if is_first:
+            facts = {"model": tower.digest, **made_from}
+            writer = stack.enter_context(
+                new_shard(manifest, dimension=tower.dimension, made_from=facts)
+            )
+        for ids, vectors in tower.vectors(texts, batch_size=batch_size):
+            assert writer is not None, "rank 0 gets the vectors"
+            writer.append(ids, vectors)
+            num_vectors += len(ids)
+    return num_vectors
+
+
+def _digest(weights: dict[str, Tensor]) -> str:
+    hashed = hashlib.sha256()
+    for name, tensor in weights.items():
+        hashed.update(f"{name} {tuple(tensor.shape)}\n".encode())
+        hashed.update(tensor.float().numpy().tobytes())
+    return hashed.hexdigest()
+
+
+def _batched(texts: Iterable[TokenizedText], size: int) -> Iterator[list[TokenizedText]]:
+    iterator = iter(texts)
+    while batch := list(islice(iterator, size)):
+        yield batch
