@@ -176,6 +176,7 @@ TESTED_THROUGH = {
             "train/objectives/ict/titles",
         ),
     ],
+    "retrieval/test_embed_blocks.py": ["retrieval/dataset_blocks", "retrieval/text_vectors"],
 }
 """Modules without a test file of their name, by the test that runs them."""
 

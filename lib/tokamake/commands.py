@@ -188,6 +188,13 @@ TOOLS = {
             "train.trace", "results/tiny/run.yaml merged/web-0000_text_document 17"
         ),
     },
+    "Retrieval": {
+        "embed-blocks": Command(
+            "retrieval",
+            "merged/wiki-0000_text --checkpoint results/ict/training"
+            " --output blocks/wiki-0000.json",
+        ),
+    },
 }
 """Subcommands that no rule calls."""
 

@@ -45,6 +45,7 @@ def embed_blocks(
     from tokamake.retrieval.dataset_blocks import BLOCK_BITS, open_blocks
     from tokamake.retrieval.products import check_name
     from tokamake.retrieval.text_vectors import TextTower, write_vectors
+    from tokamake.runtime.console import counted
 
     check_name(output)
     if not 0 <= number < 1 << (63 - BLOCK_BITS):
@@ -76,10 +77,8 @@ def embed_blocks(
         )
         left_out = ""
         if blocks.num_left_out:
-            left_out = (
-                f"; {blocks.num_left_out:,} documents have no block: they have a sentence of more "
-                "than 512 tokens"
-            )
+            documents = counted(blocks.num_left_out, "document")
+            left_out = f"; {documents} without a block, for a sentence of more than 512 tokens"
         ranks.ranks.print_once(
             f"{output}: {num_vectors:,} vectors of width {tower.dimension}{left_out}"
         )

@@ -1,0 +1,131 @@
+"""Vectors of blocks equal transformers' BERT, for any number of ranks and batch size."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.support.biencoders import Oracle, biencoder
+from tests.support.hf_folder import from_hf, write
+from tests.support.ranks import spawn
+from tests.support.sentence_data import VOCAB_SIZE, SentenceData
+from tokamake.checkpoint.detect import open_any
+from tokamake.data.indexed.dataset import IndexedDataset
+from tokamake.data.tokenize.tokenize import tokenize
+from tokamake.errors import UserError
+from tokamake.inference.layout import Peers
+from tokamake.retrieval.dataset_blocks import open_blocks
+from tokamake.retrieval.embed_blocks import embed_blocks
+from tokamake.retrieval.embeddings import open_embeddings
+from tokamake.retrieval.text_vectors import TextTower, write_vectors
+from tokamake.runtime.ranks import Ranks
+
+LENGTH, CLS, SEP = 32, 2, 3
+SHAPE = biencoder(vocab_size=VOCAB_SIZE, projection_dim=16)
+
+
+@pytest.fixture(scope="module")
+def folder(sentences: SentenceData, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The datasets wiki_text and wiki_title, and the biencoder `model`."""
+    folder = tmp_path_factory.mktemp("embedded")
+    generator = np.random.default_rng(3)
+    with (folder / "wiki.jsonl").open("w") as stream:
+        for number in range(40):
+            lengths = generator.integers(0, 12, generator.integers(0, 6)).tolist()
+            text = " ".join(f"Place {n}" + " and more" * m + "." for n, m in enumerate(lengths))
+            stream.write(json.dumps({"text": text, "title": f"Number {number}"}) + "\n")
+        stream.write(json.dumps({"text": "Long" + " word" * 600 + ". Short.", "title": "L"}) + "\n")
+    tokenize(
+        (str(folder / "wiki.jsonl"),),
+        text_key=("text", "title"),
+        tokenizer=sentences.tokenizer,
+        split_sentences=True,
+        append_eod=False,
+        empty_documents="keep",
+        output=folder / "wiki",
+    )
+    write(folder / "model", SHAPE, from_hf(SHAPE, dict(Oracle(SHAPE).named_parameters())))
+    return folder
+
+
+def embed(folder: Path, sentences: SentenceData, output: Path, **options: Any) -> Any:
+    embed_blocks(
+        folder / "wiki_text",
+        checkpoint=folder / "model",
+        tokenizer=sentences.tokenizer,
+        output=output / "wiki.json",
+        **{"sequence_length": LENGTH, "number": 2, **options},
+    )
+    return open_embeddings(output, verify=True)
+
+
+@pytest.mark.parametrize("titles", ["title", ""])
+def test_vectors_equal_transformers(
+    folder: Path,
+    sentences: SentenceData,
+    tmp_path: Path,
+    titles: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    embedded = embed(folder, sentences, tmp_path, titles=titles, batch_size=3)
+    assert "; 1 document without a block, for a sentence of more than 512 tokens" in (
+        capsys.readouterr().out
+    )
+    oracle = Oracle(SHAPE)
+    text, title = IndexedDataset(folder / "wiki_text"), IndexedDataset(folder / "wiki_title")
+    blocks = open_blocks(folder / "wiki_text", text="text", titles=titles, length=LENGTH)
+    assert embedded.ids.tolist() == [(2 << 32) + block for block in range(len(blocks.rows))]
+    covered = [row for first, end, _ in blocks.rows.tolist() for row in range(first, end)]
+    assert covered == [*range(int(text.document_bounds[40]))]
+    for block, (first, end, document) in enumerate(blocks.rows.tolist()):
+        tokens = [CLS]
+        if titles:
+            tokens += [*title[document].tolist(), SEP]
+        tokens += np.concatenate([text[row] for row in range(first, end)]).tolist()
+        tokens = [*tokens[: LENGTH - 1], SEP]
+        with torch.no_grad():
+            row = torch.tensor([tokens])
+            (expected,) = oracle(row, torch.zeros_like(row, dtype=torch.bool), number=1)
+        found = embedded.take(np.array([block]))[0]
+        np.testing.assert_allclose(found, expected.numpy(), rtol=2e-3, atol=2e-3)
+
+
+def on_ranks(folder: Path, tokenizer: Path, output: Path) -> None:
+    size = dist.get_world_size() if dist.is_initialized() else 1
+    rank = dist.get_rank() if size > 1 else 0
+    peers = Peers(Ranks(rank, size, rank, size), torch.device("cpu"))
+    tower = TextTower(open_any(folder / "model"), "block", peers=peers)
+    blocks = open_blocks(folder / "wiki_text", text="text", titles="title", length=LENGTH)
+    write_vectors(
+        blocks.texts({"cls": CLS, "sep": SEP}, number=0),
+        tower,
+        manifest=output / "wiki.json",
+        made_from={},
+        batch_size=4,
+        is_first=peers.is_first,
+    )
+
+
+@pytest.mark.ranks
+def test_ranks_write_the_same_bytes(folder: Path, sentences: SentenceData, tmp_path: Path) -> None:
+    on_ranks(folder, sentences.tokenizer, tmp_path / "alone")
+    spawn(on_ranks, 2, folder, sentences.tokenizer, tmp_path / "shared")
+    for name in ("wiki.npy", "wiki.ids.npy", "wiki.json"):
+        alone, shared = ((tmp_path / each / name).read_bytes() for each in ("alone", "shared"))
+        assert alone == shared, name
+
+
+def test_mistakes_are_one_line(folder: Path, sentences: SentenceData, tmp_path: Path) -> None:
+    for options, message in [
+        ({"sequence_length": 1000}, "sequence_length: 1000: the model of .* sees only"),
+        ({"titles": "caption"}, "wiki_text: no dataset of its titles, .*wiki_caption"),
+        ({"batch_size": 0}, "--batch-size: 0: give 1 or more"),
+        ({"number": -1}, "--number: -1: give 0 to 2147483647"),
+    ]:
+        with pytest.raises(UserError, match=message):
+            embed(folder, sentences, tmp_path, **options)
+    assert not [*tmp_path.iterdir()]
