@@ -25,7 +25,7 @@ from tokamake.inference.layout import Peers
 from tokamake.retrieval.embeddings import new_shard
 
 Side = Literal["query", "block"]
-"""What a tower embeds."""
+"""Side of a pair that a tower embeds."""
 _BATCHES = 64
 """Batches whose texts are sorted by length together."""
 
