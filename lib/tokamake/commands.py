@@ -198,7 +198,7 @@ TOOLS = {
 }
 """Subcommands that no rule calls."""
 
-GROUPS = ("Data", "Checkpoints", "Training", "Model", "Inspection")
+GROUPS = ("Data", "Checkpoints", "Training", "Model", "Retrieval", "Inspection")
 """Groups in the order in which `tokamake --help` lists them."""
 
 
