@@ -130,6 +130,7 @@ def test_a_model_shares_its_tensors_and_has_the_flops_that_torch_counts(
     elif architecture.has_towers:
         texts = biencoders.pairs(architecture, number=2, length=32)
         texts.query_padding[:] = texts.block_padding[:] = False
+        lengths = [32, 32]
         loss = partial(biencoders.mean_loss, texts=texts)
         width = architecture.setting("projection_dim")
         # Projections of both texts, and the scores of a query and two blocks.
@@ -390,11 +391,15 @@ def test_pipelines_and_split_sequences_are_refused(architecture: Architecture, n
 
 @pytest.mark.parametrize(
     ("architecture", "objective", "kind"),
-    [(BERT, "masked", "encoder"), (T5, "span_corruption", "encoder-decoder")],
+    [
+        (BERT, "masked", "an encoder"),
+        (T5, "span_corruption", "an encoder-decoder"),
+        (BIENCODER, "ict", "a biencoder"),
+    ],
     ids=family_of,
 )
 def test_text_cannot_be_continued(architecture: Architecture, objective: str, kind: str) -> None:
     assert architecture.objectives == (objective,)
     family = architecture.family
-    with pytest.raises(UserError, match=f"family {family}, an {kind}, which cannot continue"):
+    with pytest.raises(UserError, match=f"family {family}, {kind}, which cannot continue"):
         WHOLE_MODEL.check(architecture, world_size=1)

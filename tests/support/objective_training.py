@@ -15,7 +15,7 @@ from tokamake import files
 from tokamake.config.objective import sample_settings
 from tokamake.config.resolved_run import Run, read_run, write_run
 from tokamake.data.samples.index_folder import read_index
-from tokamake.train import trainer, validation
+from tokamake.train import index_sampler
 from tokamake.train.batch import SampleIds
 
 SIZE, NUM_STEPS = 8, 3
@@ -143,8 +143,8 @@ def trained_by_jobs(
     del content["digest"]
     described = {**content, "digest": files.digest(content)}
     files.write_json(folder / "index/index.json", described)
-    monkeypatch.setattr(trainer, "training_samples", lambda *_, **__: of_split(80))
-    monkeypatch.setattr(validation, "open_samples", lambda *_, **__: of_split(16))
+    monkeypatch.setattr(index_sampler, "training_samples", lambda *_, **__: of_split(80))
+    monkeypatch.setattr(index_sampler, "open_samples", lambda *_, **__: of_split(16))
     configs = []
     for name, of_run in jobs.items():
         configs.append(folder / name / "run.yaml")

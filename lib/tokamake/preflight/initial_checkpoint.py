@@ -22,6 +22,7 @@ from tokamake.config.resolved_run import Run
 from tokamake.config.schedule import Span
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
+from tokamake.preflight.initial_towers import check_tower_start, starts_towers, tower_architecture
 
 _FINETUNE_REMEDY = "set train.finetune to true to load only its weights"
 _OPTIMIZER_REMEDY = (
@@ -37,6 +38,8 @@ def initial_architecture(
 ) -> Architecture:
     """Architecture of a run that starts from a checkpoint; it must match the file of the config.
 
+    Towers of a biencoder may start from an encoder, see `initial_towers`.
+
     Args:
         stated: file of the architecture; one without vocab_size fits any. None: the checkpoint
             decides.
@@ -46,6 +49,8 @@ def initial_architecture(
     if stated is None:
         return start
     wanted = read_architecture(stated)
+    if starts_towers(start, wanted):
+        return tower_architecture(start, wanted, source=source, stated=stated)
     values, expected = dict(start), dict(wanted)
     # A dump leaves out a head_dim that follows from hidden_size: that would be a second line.
     names = wanted.model_dump().keys() | start.model_dump().keys()
@@ -66,8 +71,10 @@ def initial_architecture(
     return start.with_positions_of(wanted) if parent else start
 
 
-def check_start(start: Checkpoint, train: TrainSettings) -> None:
-    """Check that a run can start from a checkpoint; a run that continues it needs more."""
+def check_start(start: Checkpoint, train: TrainSettings, *, architecture: Architecture) -> None:
+    """Check that a run of this architecture can start from a checkpoint; to continue needs more."""
+    if starts_towers(start.architecture, architecture):
+        check_tower_start(train, source=start.path)
     if train.finetune is not False:
         return
     if train.load_optimizer:
@@ -169,7 +176,7 @@ def check_begun(run: Run) -> None:
     """
     assert run.checkpoint is not None, "a run that continues has a checkpoint"
     start = open_any(run.checkpoint)
-    check_start(start, run.train)
+    check_start(start, run.train, architecture=run.architecture)
     progress = start.progress
     actual = progress.iteration, progress.consumed_samples
     if not _has_architecture(start, run) or actual != (run.step, run.consumed_samples):
@@ -182,8 +189,13 @@ def check_begun(run: Run) -> None:
 
 
 def _has_architecture(start: Checkpoint | NativeCheckpoint, run: Run) -> bool:
-    """Whether a checkpoint has a run's architecture, or its parent's with other positions."""
+    """Whether a checkpoint has a run's architecture, its parent's with other positions, or its
+    towers'."""
     actual = start.architecture
+    if starts_towers(actual, run.architecture):
+        actual = tower_architecture(
+            actual, run.architecture, source=start.path, stated="the resolved run"
+        )
     if run.parent:
         actual = actual.with_positions_of(run.architecture)
     return run.architecture == actual

@@ -19,6 +19,7 @@ def check_objective(train: TrainSettings, architecture: Architecture) -> None:
         )
     known = objectives(architecture.family)
     if train.objective in known:
+        _check_without_logits(train, architecture)
         objective_data(train.objective).check_model(train, architecture)
         return
     families = [name for name in plugins.names(FAMILIES) if train.objective in objectives(name)]
@@ -27,6 +28,22 @@ def check_objective(train: TrainSettings, architecture: Architecture) -> None:
         f"train.objective: {train.objective}: family {architecture.family} learns "
         f"{' or '.join(known)}; set it to {known[0]}{choice}"
     )
+
+
+def _check_without_logits(train: TrainSettings, architecture: Architecture) -> None:
+    """Refuse settings that need losses or labels of tokens if the model has no logits."""
+    if not architecture.has_towers:
+        return
+    if train.log_corpus_losses:
+        raise UserError(
+            f"train.log_corpus_losses: true: objective {train.objective} has no losses of tokens; "
+            "remove it"
+        )
+    if train.optimizer.facts.extra_pass:
+        raise UserError(
+            f"train.optimizer.name: {train.optimizer.name}: draws labels of tokens, and objective "
+            f"{train.objective} has none; choose another optimizer"
+        )
 
 
 def check_sequence_length(

@@ -206,6 +206,7 @@ def losses_of(trained: dict[str, Any], run: Run) -> list[tuple[str, str]]:
     """Names and values of the losses at the end of training."""
     # The loss of the order of sentences is a mean over samples.
     unit = "nats, tokens and order" if run.architecture.has_sample_head else "nats per token"
+    unit = "nats per query" if run.architecture.has_towers else unit
     first, last = trained["first_loss"], trained["last_loss"]
     measurements, losses = trained["validation_losses"], []
     if last is not None:

@@ -181,21 +181,22 @@ class _SameLayers(NamedTuple):
 def _num_logits(run: Run, last_stack: _SameLayers) -> float:
     """Tokens of a sample that have logits: where possible, tokens with a label alone."""
     train = run.train
-    if run.architecture.has_towers:
-        return 0.0
     needs_rows = train.log_corpus_losses or train.parallel.pipeline_parallel_size > 1
     share = 1.0 if needs_rows else objective_data(train.objective).labeled_share(train)
     return last_stack.length * share
 
 
 def _stacks(run: Run, setup: _Setup, *, module: Any) -> list[_SameLayers]:
-    """Layers of a pipeline stage: first of the encoder, then of the decoder."""
+    """Layers of a pipeline stage: first of the encoder, then of the decoder; or of each tower."""
     architecture, lengths = run.architecture, sample_lengths(run)
     family = plugins.load("models/*/memory", architecture.family)
     sizes = {"size": setup.dtype_bytes, "fused_norm": setup.device_type != "cpu"}
     kept = family.saved_activations(architecture, **sizes)
     if len(lengths) == 1:
         return [_SameLayers(lengths[0], lengths[0], len(module.blocks), kept)]
+    if architecture.has_towers:  # a shared one saves its activations for both texts
+        number = architecture.num_hidden_layers
+        return [_SameLayers(length, length, number, kept) for length in lengths]
     of_encoder, of_decoder = lengths
     by_decoder = family.saved_by_decoder(
         architecture, encoder_tokens=of_encoder / of_decoder, **sizes
@@ -283,9 +284,11 @@ def _attention_bias_bytes(run: Run, setup: _Setup) -> float:
     train, architecture = run.train, run.architecture
     lengths = sample_lengths(run)
     # Samples of encoders have padding; decoders are causal, unless samples share rows.
-    is_masked = [train.reset_attention_mask or objective_data(train.objective).has_padding]
-    is_masked += [train.pack_samples] * (len(lengths) - 1)
-    cross_attention = math.prod(lengths) * train.micro_batch_size * (len(lengths) > 1)
+    has_padding = objective_data(train.objective).has_padding
+    is_masked = [train.reset_attention_mask or has_padding]
+    later = has_padding if architecture.has_towers else train.pack_samples
+    is_masked += [later] * (len(lengths) - 1)
+    cross_attention = math.prod(lengths) * train.micro_batch_size * architecture.has_decoder
     if architecture.has_position_bias:
         heads = architecture.num_attention_heads // train.parallel.tensor_parallel_size
         pairs = (

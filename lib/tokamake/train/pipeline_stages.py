@@ -229,6 +229,7 @@ class PipelineStages:
             return total
         (module,) = self.modules.values()
         sharding.round_master_weights(self.chunks)
+        self.look_ahead(batches)
         total = torch.zeros((), device=batches[0].inputs.device)
         for number, batch in enumerate(batches):
             if isinstance(module, FSDPModule):
@@ -240,6 +241,11 @@ class PipelineStages:
                 for chunk in self.chunks:
                     chunk.take_gradient()
         return total
+
+    def look_ahead(self, batches: Sequence[MicroBatch]) -> None:
+        """Let the objective look at the micro batches of a step; not for pipelines."""
+        (module,) = self.modules.values()
+        self.objective.look_ahead(partial(self.objective.forward, module), batches)
 
     def _set_communication(self, module: FSDPModule, *, is_last: bool) -> None:
         """Choose FSDP2's steps after the backward pass of a micro batch."""
@@ -280,6 +286,7 @@ class PipelineStages:
                 **joined.further_inputs,
             )
         sharding.round_master_weights(self.chunks)
+        self.look_ahead(batches)
         return torch.stack([self.loss(batch, SUM_OF_TOKENS) for batch in batches]).sum()
 
     @torch.no_grad()

@@ -108,10 +108,13 @@ def _from_checkpoint(
     """
     from tokamake.checkpoint.detect import open_any
     from tokamake.preflight.initial_checkpoint import check_start, initial_architecture
+    from tokamake.preflight.initial_towers import starts_towers, tower_note
 
     start = open_any(checkpoint)
     own = initial_architecture(start.architecture, architecture, source=start.path, parent=parent)
-    check_start(start, train)
+    check_start(start, train, architecture=own)
+    if starts_towers(start.architecture, own):
+        print(tower_note(start.architecture, own, source=start.path))
     return {**start_fields(checkpoint, start, train=train), "architecture": own}
 
 

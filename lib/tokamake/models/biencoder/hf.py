@@ -13,6 +13,9 @@ from tokamake.models.common.hf_format import same_keys
 SEPARATE, SHARED = ("query_model", "context_model"), ("shared_model",)
 """Towers of queries and of blocks, or the one of both, as Megatron names them."""
 
+ENCODER_FAMILY = "bert"
+"""Family whose checkpoints can start the towers."""
+
 
 def towers(architecture: Architecture) -> tuple[str, ...]:
     """Names of the towers of a model."""

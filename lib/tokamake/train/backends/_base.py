@@ -221,6 +221,7 @@ class EngineBase(ABC):
         samples = None
         if self._run.architecture.has_sample_head:
             samples = self.stages.take_sample_loss() * (self.mesh.tensor.rank == 0)
+        self.stages.sample_losses.clear()
         optional = [part.flatten() for part in (layers, corpora, samples) if part is not None]
         of_ranks = torch.cat([*parts, *optional])
         dist.all_reduce(of_ranks)
@@ -285,7 +286,7 @@ class EngineBase(ABC):
         total = torch.zeros(4 + 2 * len(metrics), dtype=torch.float64, device=self._device)
         # A pipeline needs the micro batches of a whole step to be busy.
         size = 1
-        if self.stages.is_pipelined:
+        if self.stages.is_pipelined or self.stages.objective.compares_samples:
             train = self._run.train
             size = train.batch_sizes.num_micro_batches(train.micro_batch_size, self.mesh.data.size)
         remaining = iter(rows)

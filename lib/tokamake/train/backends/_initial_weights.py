@@ -1,8 +1,9 @@
 """The weights that a run starts from: each rank reads, or draws, the chunks that it holds."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 import torch.distributed as dist
@@ -11,10 +12,12 @@ from torch import Tensor
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.native.flat_chunks import FlatChunks, Offset
+from tokamake.config.architecture import Architecture
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.parallel.sharding import ParameterChunk
 from tokamake.preflight.initial_checkpoint import describe_initial_checkpoint
+from tokamake.preflight.initial_towers import initial_names, starts_towers
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 
@@ -36,17 +39,42 @@ def load_initial_weights(weights: Weights, run: Run, *, ranks: Ranks) -> None:
             f"{run.checkpoint}: its file `latest` has changed while ranks started; end the run "
             "that trains there, and rerun"
         )
-    # A copy has the key of its original, so that one dict cannot hold both.
-    for copies in (False, True):
-        tensors = {
-            f"model.{chunk.saved_name}": flat_chunks
-            for chunk, flat_chunks in weights
-            if chunk.is_tied_output == copies
-        }
+    if starts_towers(start.architecture, run.architecture):
+        reads = _reads_of_towers(weights, run, encoder=start.architecture)
+    else:
+        # A copy has the key of its original, so that one dict cannot hold both.
+        reads = [
+            {
+                f"model.{chunk.saved_name}": flat_chunks
+                for chunk, flat_chunks in weights
+                if chunk.is_tied_output == copies
+            }
+            for copies in (False, True)
+        ]
+    for tensors in reads:
         with raise_on_all_ranks():
             training_state.check(start.path, tensors)
         training_state.fill(start.path, tensors)
     check_finite(weights, start.path)
+
+
+def _reads_of_towers(
+    weights: Weights, run: Run, *, encoder: Architecture
+) -> list[dict[str, FlatChunks]]:
+    """Tensors to read for each tower, by key in the encoder's checkpoint; draw the others."""
+    names, stored = initial_names(run.architecture), model_tensors.shapes(encoder)
+    reads: dict[str, dict[str, FlatChunks]] = {
+        name.split(".")[1]: {} for name in model_tensors.shapes(run.architecture)
+    }
+    drawn = []
+    for chunk, flat_chunks in weights:
+        name = names[chunk.saved_name]
+        if name in stored:
+            reads[chunk.saved_name.split(".")[1]][f"model.{name}"] = flat_chunks
+        else:
+            drawn.append((chunk, flat_chunks))
+    _draw(drawn, run, names=names)
+    return [*reads.values()]
 
 
 def check_finite(weights: Weights, start: Path) -> None:
@@ -60,14 +88,15 @@ def check_finite(weights: Weights, start: Path) -> None:
                 )
 
 
-def _draw(weights: Weights, run: Run) -> None:
-    """Draw the chunks; threads share the tensors."""
+def _draw(weights: Weights, run: Run, *, names: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Draw the chunks, under the names that some have; threads share the tensors."""
     random = model_tensors.random_weights(run.architecture, run.seed)
 
     def draw(chunk: ParameterChunk, offset: Offset, values: Tensor) -> None:
         pairs = zip(offset, values.shape, strict=True)
         place = tuple(slice(first, first + size) for first, size in pairs)
-        for at, drawn in random.tiles(chunk.saved_name, chunk.shape, place=place):
+        name = names.get(chunk.saved_name, chunk.saved_name)
+        for at, drawn in random.tiles(name, chunk.shape, place=place):
             values[at] = torch.from_numpy(drawn)
 
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:

@@ -140,6 +140,7 @@ class Engine(EngineBase):
 
     def _reduce_each(self, batches: Sequence[MicroBatch], factors: LossFactors) -> Tensor:
         """Let DeepSpeed reduce the gradients of each micro batch, and add up its shard of them."""
+        self.stages.look_ahead(batches)
         total = torch.zeros((), device=self._device)
         for number, batch in enumerate(batches, 1):
             self._engine.set_gradient_accumulation_boundary(number == len(batches))
@@ -183,6 +184,7 @@ class Engine(EngineBase):
     def _losses(self, batches: Sequence[MicroBatch]) -> Tensor:
         if self._zero_stage < 3:
             return self.stages.losses(batches)
+        self.stages.look_ahead(batches)
         # In stage 3, DeepSpeed gathers weights in the forward pass of its own engine.
         return torch.stack([self._engine(batch, SUM_OF_TOKENS) for batch in batches]).sum()
 

@@ -7,7 +7,7 @@ V vocabulary.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,16 +58,20 @@ class Losses(NamedTuple):
 class ObjectiveBase(ABC):
     """An objective of a run; all ranks have one.
 
-    A back end calls `to_batch` for each micro batch, then `forward` and `losses`, in validation
-    also `measure`. With a pipeline, torch's schedules call the model in place of `forward`.
+    A back end calls `to_batch` for each micro batch of a step and `look_ahead` for all of them,
+    then `forward` and `losses` for each one, in validation also `measure`. With a pipeline, torch's
+    schedules call the model in place of `forward`.
 
     Attributes:
         metrics: names of the results of `measure`, in the records of validations.
         has_sample_labels: whether samples have labels of their own, beside tokens.
+        compares_samples: whether losses compare all samples of a step. Then validations take the
+            micro batches of a step together, as training does.
     """
 
     metrics: tuple[str, ...] = ()
     has_sample_labels = False
+    compares_samples = False
 
     def __init__(self, run: Run, mesh: Mesh = SINGLE_RANK, *, device: torch.device = _CPU) -> None:
         self.run, self.mesh, self.device = run, mesh, device
@@ -169,6 +173,15 @@ class ObjectiveBase(ABC):
     def forward(self, module: nn.Module, batch: MicroBatch) -> Predictions:
         """Run the model."""
         return predictions(module(batch.inputs, **batch.further_inputs))
+
+    def look_ahead(  # noqa: B027
+        self, forward: Callable[[MicroBatch], Predictions], batches: Sequence[MicroBatch]
+    ) -> None:
+        """Look at all micro batches of a step before their losses; all ranks do so together.
+
+        Args:
+            forward: runs the model.
+        """
 
     def losses(
         self, predicted: Predictions, labels: Labels, *, row_losses: list[Tensor] | None = None

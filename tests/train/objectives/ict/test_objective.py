@@ -1,0 +1,195 @@
+"""Training of a biencoder: at each layout it equals transformers' towers and torch."""
+
+import math
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch.nn import functional as F
+
+from tests.support import objective_training
+from tests.support.biencoders import Oracle, Pairs, biencoder, pairs, their_vectors
+from tests.support.grids import split_layouts
+from tests.support.hf_folder import from_hf
+from tests.support.layouts import laid_out, parallel
+from tests.support.objective_training import (
+    NUM_STEPS,
+    OPTIMIZER,
+    SIZE,
+    Results,
+    assert_trained,
+    template,
+)
+from tests.support.proofs import Changes, Proved
+from tests.support.ranks import spawn
+from tests.support.runs import write_start
+from tokamake.config.architecture import Architecture
+from tokamake.config.resolved_run import Run
+from tokamake.errors import UserError
+from tokamake.preflight.model import check_objective
+from tokamake.train.objectives.ict.objective import Objective
+from tokamake.train.objectives.ict.samples import ict_record
+from tokamake.train.objectives.ict.settings import Section
+
+LENGTH = 16
+SECTION = Section(titles="", score_scaling=True, topk=(1, 3))
+SHAPES = {
+    "separate": biencoder(vocab_size=121, max_position_embeddings=32, projection_dim=12),
+    "shared": biencoder(vocab_size=121, max_position_embeddings=32, shared_towers=True),
+}
+FULL = {"recompute_granularity": "full"}
+DEEPSPEED = {"backend": "deepspeed"}
+LAYOUTS: Proved = {
+    1: [
+        ("separate", {}),  # 4 micro batches of 2
+        ("separate", {"micro_batch_size": 8}),
+        ("separate", {"micro_batch_size": 1} | FULL),
+        ("shared", {}),
+        ("shared", {"micro_batch_size": 8} | FULL),
+    ],
+    2: [
+        *[("separate", {"zero_stage": stage}) for stage in range(4)],
+        *[("shared", {"zero_stage": stage, "micro_batch_size": 4}) for stage in (1, 3)],
+        ("shared", {"zero_stage": 3}),
+        ("separate", {"zero_stage": 2, "micro_batch_size": 4}),
+        ("separate", parallel(tp=2)),
+        ("separate", parallel(tp=2, sp=True) | {"micro_batch_size": 8}),
+        ("shared", parallel(tp=2, sp=True) | FULL),
+        *[("separate", DEEPSPEED | {"zero_stage": stage}) for stage in (1, 2, 3)],
+        ("shared", DEEPSPEED | {"zero_stage": 3, "micro_batch_size": 4}),
+        ("shared", DEEPSPEED | {"zero_stage": 3}),
+    ],
+    4: [
+        ("separate", {"zero_stage": 3}),
+        ("separate", {"zero_stage": 1, "micro_batch_size": 1}),
+        ("shared", parallel(tp=2, sp=True) | {"zero_stage": 2}),
+        ("separate", DEEPSPEED | {"zero_stage": 2}),
+    ],
+}
+"""By number of ranks: towers and settings."""
+
+
+class Rows:
+    """Records of samples; a tuple of one array."""
+
+    def __init__(self, records: npt.NDArray[Any]) -> None:
+        self.records = records
+
+    def __iter__(self) -> Iterator[npt.NDArray[Any]]:
+        yield self.records
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        field: npt.NDArray[Any] = self.records[name]
+        return field
+
+
+def texts_of(step: int) -> Pairs:
+    """Queries and blocks of a global batch."""
+    return pairs(SHAPES["separate"], number=SIZE, length=LENGTH, seed=step)
+
+
+def samples_of(step: int) -> Rows:
+    """The same as the loader has them."""
+    texts = texts_of(step)
+    records = np.zeros(SIZE, ict_record(LENGTH))
+    records["query"], records["block"] = texts.queries, texts.blocks
+    records["num_query"] = (~texts.query_padding).sum(1)
+    records["num_block"] = (~texts.block_padding).sum(1)
+    records["document"] = np.arange(SIZE)
+    return Rows(records)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Run]:
+    root = tmp_path_factory.mktemp("ict")
+    run = template(root)
+    return {name: run_of(run, root / name, shape) for name, shape in SHAPES.items()}
+
+
+def run_of(run: Run, folder: Path, shape: Architecture) -> Run:
+    write_start(folder, shape, from_hf(shape, dict(Oracle(shape).named_parameters())))
+    changed = {"architecture": shape, "checkpoint": folder / "global_step0"}
+    settings = {"objective": "ict", "ict": SECTION, **OPTIMIZER}
+    return laid_out(run.model_copy(update=changed), settings)
+
+
+def train(layouts: list[Run]) -> list[Results]:
+    """Train each run on this rank."""
+    return objective_training.train(layouts, samples_of)
+
+
+def scores_of(oracle: Oracle, texts: Pairs) -> torch.Tensor:
+    queries, blocks = their_vectors(oracle, texts)
+    return queries @ blocks.T / math.sqrt(64)
+
+
+def their_loss(oracle: Oracle, texts: Pairs) -> torch.Tensor:
+    return F.cross_entropy(scores_of(oracle, texts), torch.arange(SIZE))
+
+
+@cache
+def plain_training(name: str) -> Results:
+    """Train transformers' models with torch's AdamW in one process."""
+    shape = SHAPES[name]
+    oracle = Oracle(shape)
+    result = objective_training.plain_training(oracle, texts_of, their_loss)
+    with torch.no_grad():
+        scores = scores_of(oracle, texts_of(NUM_STEPS))
+    found = [scores.topk(k).indices == torch.arange(SIZE)[:, None] for k in SECTION.topk]
+    result["metrics"] = {
+        f"accuracy_at_{k}": each.any(1).double().mean().item()
+        for k, each in zip(SECTION.topk, found, strict=True)
+    }
+    stored = {name: parameter.detach() for name, parameter in oracle.named_parameters()}
+    return result | {"weights": from_hf(shape, stored)}
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(("world_size", "layouts"), split_layouts(LAYOUTS))
+def test_each_layout_trains_as_transformers_and_torch(
+    world_size: int, layouts: list[tuple[str, Changes]], runs: dict[str, Run]
+) -> None:
+    of_ranks = spawn(train, world_size, [laid_out(runs[name], layout) for name, layout in layouts])
+    for (name, layout), *results in zip(layouts, *of_ranks, strict=True):
+        assert_trained((*results,), plain_training(name), layout)
+
+
+def test_padding_is_cut_and_hidden(runs: dict[str, Run]) -> None:
+    rows = samples_of(0).records[1:4].copy()
+    rows["query"][:, 5:], rows["num_query"] = 0, [5, 3, 4]
+    batch = Objective(runs["separate"]).collate(rows)
+    assert batch.inputs.shape == (3, 8)
+    assert batch.further_inputs["document_ids"].sum(1).tolist() == [3, 5, 4]
+    assert batch.further_inputs["block_tokens"].shape[1] % 8 == 0
+    assert batch.sample_labels is not None
+    assert batch.sample_labels.tolist() == [1, 2, 3]
+    compiled = laid_out(runs["separate"], {"compile": True})
+    assert Objective(compiled).collate(rows).inputs.shape == (3, LENGTH)
+
+
+def test_random_texts_are_full(runs: dict[str, Run]) -> None:
+    objective = Objective(runs["separate"])
+    batch = objective.collate(objective.random_rows(np.random.default_rng(0)))
+    assert batch.inputs.shape == (2, LENGTH)
+    assert batch.inputs.max() < 121
+    assert not batch.further_inputs["block_document_ids"].any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"log_corpus_losses": True}, "train.log_corpus_losses: true: objective ict has no losses"),
+        ({"optimizer": {"name": "sophia_g"}}, "optimizer.name: sophia_g: draws labels of tokens"),
+    ],
+)
+def test_settings_about_tokens_are_refused(
+    settings: dict[str, Any], message: str, runs: dict[str, Run]
+) -> None:
+    run = laid_out(runs["separate"], settings)
+    with pytest.raises(UserError, match=message):
+        check_objective(run.train, run.architecture)
