@@ -3,6 +3,7 @@
 Training, `tokenize` and file operations of conversions have tests of their own.
 """
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.support.families import FAMILIES
 from tests.support.faults import Inject
 from tests.support.finished_run import make_inputs
 from tests.support.forked import contents, run_stage, timed
+from tests.support.llamas import write_confident
 from tests.support.random_tensors import random_tensors
 from tokamake import files
 from tokamake.checkpoint.latest import latest
@@ -56,7 +58,50 @@ def repeats(root: Path) -> Callable[[str], list[str]]:
     return lambda name: ["find-repeats", str(root / "rows"), f"--output={root / name}"]
 
 
-STAGES = {"export": export, "report": report, "model card": card, "repeats": repeats}
+def generated(root: Path) -> Callable[[str], list[str]]:
+    write_confident(root / "model", vocab_size=400, context=24)
+    tokenizer = ["--kind=ids", "--vocab-size=400", f"--output={root / 'tokenizer'}"]
+    assert run_stage(["train-tokenizer", *tokenizer], root / "log") == 0
+    model = [f"--checkpoint={root / 'model'}", f"--tokenizer={root / 'tokenizer'}"]
+    options = ["--num-texts=40", "--max-new-tokens=12", "--batch-size=8"]
+    return lambda name: ["generate-texts", *model, *options, f"--output={root / name}"]
+
+
+def write_scored(path: Path) -> None:
+    """Texts of random numbers as words, with random scores."""
+    numbers = random.Random(7)
+    words = (" ".join(f"{numbers.randrange(400)}" for _ in range(40)) for _ in range(8_000))
+    lines = ({"text": text, "toxicity": numbers.random()} for text in words)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def scored(root: Path) -> Callable[[str], list[str]]:
+    write_scored(root / "texts")
+    (root / "words").write_text("\n".join(f"{number} {number + 1}" for number in range(0, 400, 40)))
+    options = [str(root / "texts"), f"--scorer=word_list: {root / 'words'}"]
+    return lambda name: ["score-texts", *options, f"--output={root / name}"]
+
+
+def selected(root: Path) -> Callable[[str], list[str]]:
+    write_scored(root / "texts")
+
+    def arguments(name: str) -> list[str]:
+        (root / name).mkdir(exist_ok=True)
+        outputs = [f"--output={root / name / 'kept'}", f"--summary={root / name / 'summary'}"]
+        return ["select-texts", str(root / "texts"), *outputs]
+
+    return arguments
+
+
+TEXTS = {"generate_texts": generated, "score_texts": scored, "select_texts": selected}
+STAGES = {"export": export, "report": report, "model card": card, "repeats": repeats, **TEXTS}
+
+
+def is_whole(made: dict[str, bytes], expected: dict[str, bytes]) -> bool:
+    """Whether a killed stage left whole outputs; the two of `select_texts` share a folder."""
+    if "kept" not in expected:
+        return made in ({}, expected)
+    return {name: made[name] for name in made if name[0] != "."}.items() <= expected.items()
 
 
 def survives(
@@ -70,11 +115,12 @@ def survives(
         instant = chance.uniform(0, seconds)
         code = run_stage(arguments(f"{number}"), root / "log", seconds=instant)
         assert code in (0, -9), (root / "log").read_text()
-        assert contents(root / f"{number}") in ({}, expected)
+        made = contents(root / f"{number}")
+        assert is_whole(made, expected)
         if code:
             inject()
             killed += 1
-            again = [] if contents(root / f"{number}") else arguments(f"{number}")
+            again = [] if made == expected else arguments(f"{number}")
             assert not again or run_stage(again, root / "log") == 0, (root / "log").read_text()
             left = [path.name for path in root.iterdir() if path.name.startswith(f".{number}.")]
             assert not again or all(name.endswith(".lock") for name in left), left
@@ -89,7 +135,10 @@ def survives(
     ("stage", "num_kills"),
     [
         *(("model card", 2), ("repeats", 2)),
-        *(pytest.param(stage, NUM_KILLS, marks=pytest.mark.grid) for stage in STAGES),
+        *(
+            pytest.param(stage, 4 if stage in TEXTS else NUM_KILLS, marks=pytest.mark.grid)
+            for stage in STAGES
+        ),
     ],
 )
 def test_a_killed_stage_is_whole_or_absent(

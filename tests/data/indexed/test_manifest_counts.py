@@ -1,0 +1,80 @@
+"""Counts of filters add up, and merged datasets have the sums."""
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from tests.support.filtered import FILTERS, documents, run, write
+from tokamake.data.indexed.describe import describe
+from tokamake.data.indexed.manifest import read_manifest, write_manifest
+from tokamake.data.indexed.manifest_counts import count_faults, merge_counts, verdicts
+from tokamake.data.indexed.merge import merge
+from tokamake.errors import UserError
+
+
+def test_merged_counts_are_sums_and_describe_shows_them(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw = write(workspace / "raw.jsonl", documents(600))
+    whole = run(workspace, [raw], "whole", filters=FILTERS)
+    for number, part in enumerate(("0:9000", "9000:30123", "30123:")):
+        run(workspace, [raw], f"part{number}", filters=FILTERS, byte_range=part)
+    merge([workspace / f"part{number}" for number in range(3)], output=workspace / "merged")
+    merged = read_manifest(workspace / "merged")
+    assert merged["filters"] == whole["filters"]
+    assert merged["filtered_documents"] == whole["filtered_documents"]
+    capsys.readouterr()
+    describe([workspace / "merged"])
+    dropped = whole["filters"][0]["dropped"]["too few characters"]
+    line = f"length (min_characters: 50): too few characters: {dropped['documents']} documents, "
+    assert line in capsys.readouterr().out
+    describe([workspace / "merged"], output=workspace / "metadata.json")
+    (metadata,) = json.loads((workspace / "metadata.json").read_text())
+    assert metadata["filters"] == whole["filters"]
+    run(workspace, [raw], "unfiltered")
+    merge([workspace / "whole", workspace / "unfiltered"], output=workspace / "mixed")
+    mixed = read_manifest(workspace / "mixed")
+    assert mixed["documents_in"] == 1200
+    assert mixed["documents"] == 1200 - mixed["filtered_documents"] - mixed["empty_documents"]
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        ({"documents_in": 599}, "documents_in is 599, but documents and empty, quarantined, dup"),
+        ({"filtered_documents": 3}, "filters dropped 490 documents, but filtered_documents is 3"),
+        ({"empty_documents": 5}, "documents_in is 600, but documents and empty"),
+    ],
+)
+def test_counts_that_do_not_add_up_are_a_fault(
+    workspace: Path, change: dict[str, int], fault: str
+) -> None:
+    raw = write(workspace / "raw.jsonl", documents(600))
+    manifest = run(workspace, [raw], "out", filters=FILTERS)
+    assert [*count_faults(manifest)] == []
+    write_manifest(workspace / "out.json", manifest | change)
+    with pytest.raises(UserError, match=rf"out\.json: counts do not add up: {fault}"):
+        describe([workspace / "out"])
+    manifest["filters"][1]["documents"] += 1
+    assert len([*count_faults(manifest)]) == 2
+
+
+def test_tables_list_the_most_frequent_verdict_first() -> None:
+    dropped = {"few": {"documents": 1, "value": 4}, "many": {"documents": 3, "characters": 9}}
+    entry = {"filter": "f", "options": {"a": 1}, "documents": 10, "changed": {}, "metrics": {}}
+    listed = verdicts(merge_counts([[entry | {"dropped": dropped}]]))
+    assert [(row.reason, row.share, row.mean) for row in listed] == [
+        ("many", 0.3, None),
+        ("few", 0.1, 4.0),
+    ]
+    assert [row.reason for row in verdicts([entry | {"dropped": {}}])] == ["none dropped"]
+    assert list(islice(verdicts([]), 1)) == []
+    metrics = {f"score of {code}": {"documents": 9, "value": 4.5} for code in "abcdefghij"}
+    rare = {"score of x": {"documents": 1, "value": 1}, "score of y": {"documents": 3, "value": 1}}
+    rows = verdicts([entry | {"dropped": {}, "metrics": rare | metrics}])
+    assert [row.reason for row in rows[:10]] == [*metrics]
+    assert [(row.reason, row.documents, row.mean) for row in rows[10:]] == [
+        ("2 rarer metrics, see the manifest", 4, None)
+    ]
