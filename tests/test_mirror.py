@@ -7,6 +7,12 @@ from tests.support.paths import MODULES, PACKAGE, ROOT
 TESTED_THROUGH = {
     # Damaged manifests and data files of embeddings.
     "retrieval/test_embeddings.py": ["retrieval/products"],
+    "retrieval/test_evaluate_retrieval.py": [
+        *("retrieval/evidence", "retrieval/hits", "retrieval/questions", "retrieval/rows"),
+    ],
+    "retrieval/test_search_bm25.py": ["retrieval/word_index"],
+    "retrieval/test_index_blocks.py": ["retrieval/faiss_index"],
+    "retrieval/test_search.py": ["retrieval/searched"],
     # Parts of checkpoint formats: conversions read back what they write, in all layouts.
     "checkpoint/test_convert_grid.py": [
         "checkpoint/deepspeed/mds_pipeline/format",

@@ -175,6 +175,26 @@ TOOLS = {
         "serve": Command("serve", "results/tiny/training"),
         "complete": Command("serve", "localhost:5000 --prompts prompts.txt"),
     },
+    "Retrieval": {
+        "embed-blocks": Command(
+            "retrieval",
+            "merged/wiki-0000_text --checkpoint results/ict/training"
+            " --output blocks/wiki-0000.json",
+        ),
+        "index-blocks": Command(
+            "retrieval", "embeddings/wiki --factory IVF1024,Flat --output wiki.json"
+        ),
+        "search": Command(
+            "retrieval", "--queries embeddings/questions --index wiki.json --output found.json"
+        ),
+        "search-bm25": Command(
+            "retrieval", "--questions questions.tsv --passages passages.tsv --output bm25.json"
+        ),
+        "evaluate-retrieval": Command(
+            "retrieval",
+            "found.json --questions questions.tsv --passages passages.tsv --output recall.json",
+        ),
+    },
     "Training": {
         "benchmark-train": Command("train.trials", "--config results/tiny/run.yaml"),
         "find-learning-rate": Command("train.trials", "--config results/tiny/run.yaml"),
@@ -186,13 +206,6 @@ TOOLS = {
         "trace-sample": Command("train.trace", "results/tiny/run.yaml 120 3"),
         "trace-steps": Command(
             "train.trace", "results/tiny/run.yaml merged/web-0000_text_document 17"
-        ),
-    },
-    "Retrieval": {
-        "embed-blocks": Command(
-            "retrieval",
-            "merged/wiki-0000_text --checkpoint results/ict/training"
-            " --output blocks/wiki-0000.json",
         ),
     },
 }

@@ -23,7 +23,7 @@ def test_shards_read_back_in_the_order_of_their_names(tmp_path: Path) -> None:
     embeddings = open_embeddings(tmp_path, verify=True)
     assert embeddings.dimension == 6
     assert embeddings.num_vectors == 25
-    assert embeddings.made_from == {"model": "m"}
+    assert embeddings.facts["made_from"] == {"model": "m"}
     np.testing.assert_array_equal(embeddings.ids, np.arange(100, 125))
     expected = vectors.astype(np.float16).astype(np.float32)
     for rows in (1, 7, 25, 100):

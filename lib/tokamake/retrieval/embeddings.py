@@ -118,21 +118,20 @@ class Embeddings:
         return sum(len(shard.ids) for shard in self.shards)
 
     @property
-    def identity(self) -> list[list[str]]:
-        """Hashes of ids and vectors of each shard: what decides the bytes of a search."""
-        return [
-            [shard.facts["hashes"][suffix] for suffix in (_IDS, _VECTORS)] for shard in self.shards
-        ]
-
-    @property
-    def made_from(self) -> dict[str, Any]:
-        """Facts of `made_from` that all shards share."""
-        first = self.shards[0].facts["made_from"]
-        return {
+    def facts(self) -> dict[str, Any]:
+        """Hashes of ids and vectors of each shard, and facts that made all shards."""
+        shards = [[facts["hashes"][suffix] for suffix in (_IDS, _VECTORS)] for facts in self._facts]
+        first = self._facts[0]["made_from"]
+        shared = {
             key: value
             for key, value in first.items()
-            if all(shard.facts["made_from"].get(key) == value for shard in self.shards)
+            if all(facts["made_from"].get(key) == value for facts in self._facts)
         }
+        return {"shards": shards, "made_from": shared}
+
+    @property
+    def _facts(self) -> list[dict[str, Any]]:
+        return [shard.facts for shard in self.shards]
 
     @cached_property
     def ids(self) -> Ids:

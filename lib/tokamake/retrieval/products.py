@@ -49,6 +49,15 @@ def check_name(manifest: Path) -> None:
         raise UserError(f"{manifest}: does not end with .json; name the file of the manifest so")
 
 
+def check_not_negative(options: dict[str, int]) -> None:
+    """Refuse negative values of options, by their names."""
+    for option, value in options.items():
+        if value < 0:
+            raise UserError(
+                f"{option}: {value} is negative; give a positive number, or leave it out"
+            )
+
+
 def data_path(manifest: Path, suffix: str) -> Path:
     return manifest.with_name(manifest.name.removesuffix(".json") + suffix)
 

@@ -1,0 +1,134 @@
+"""FAISS: empty indexes from strings, training with the same result each time, files."""
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tokamake.errors import UserError
+from tokamake.retrieval.embeddings import Vectors
+
+EXAMPLES = "Flat, IVF1024,Flat, HNSW32, IVF1024,PQ16 or OPQ16_64,IVF1024_HNSW32,PQ16"
+WANTED_PER_CENTROID = 39
+"""Vectors for each centroid below which FAISS warns (faiss/Clustering.h)."""
+MOST_PER_CENTROID = 256
+"""Vectors for each centroid above which FAISS takes a sample of them (faiss/Clustering.h)."""
+TRAINED_WITHOUT_CENTROIDS = 2**16
+"""Vectors from which PCA or a scalar quantizer learn."""
+
+
+def load_faiss() -> ModuleType:
+    """Import faiss, of faiss-cpu or faiss-gpu."""
+    try:
+        import faiss
+    except ModuleNotFoundError:
+        raise UserError("faiss is not installed; pip install 'tokamake[retrieval]'") from None
+    module: ModuleType = faiss
+    return module
+
+
+def num_centroids(factory: str) -> int:
+    """Centroids of the largest k-means that an index string needs; 0 without training."""
+    lists = [int(number) for number in re.findall(r"\bIVF(\d+)", factory)]
+    # PQ16 has codes of 8 bits, PQ16x4 of 4 bits.
+    codes = [2 ** int(bits or 8) for bits in re.findall(r"\bPQ\d+(?:x(\d+))?", factory)]
+    return max([*lists, *codes], default=0)
+
+
+def empty_index(factory: str, *, dimension: int, seed: int) -> Any:
+    """Make an index for inner products, with ids, from a string of FAISS's index_factory.
+
+    Args:
+        factory: the string.
+        dimension: length of a vector.
+        seed: of k-means.
+    """
+    faiss = load_faiss()
+    try:
+        if re.search(r"\bIDMap|\b(IVF|HNSW|PQ)0", factory):
+            raise RuntimeError("Error: IDMap and zeros are not allowed")
+        index = faiss.index_factory(dimension, factory, faiss.METRIC_INNER_PRODUCT)
+    except (MemoryError, RuntimeError) as error:
+        raise UserError(
+            f"--factory: {factory!r}: not an index of FAISS for vectors of dimension {dimension} "
+            f"({_reason(error)}); give one such as {EXAMPLES}"
+        ) from None
+    lists = faiss.try_extract_index_ivf(index)
+    if lists is not None:
+        lists.cp.seed = seed
+    return faiss.IndexIDMap(index)
+
+
+def train(index: Any, sample: Vectors) -> None:
+    """Train an index with one thread: with more, OPQ's rotation depends on their number."""
+    with num_threads(1), _without_warnings():
+        index.train(sample)
+
+
+def adding_threads(factory: str, workers: int) -> int:
+    """Threads that add vectors; one for graphs, whose edges depend on the order of insertions."""
+    return 1 if re.search(r"(^|,)(HNSW|NSG)", factory) else workers or usable_cores()
+
+
+def usable_cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+@contextmanager
+def num_threads(number: int) -> Iterator[None]:
+    """Let FAISS use so many threads."""
+    faiss = load_faiss()
+    before = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(number)
+    try:
+        yield
+    finally:
+        faiss.omp_set_num_threads(before)
+
+
+def write_index(index: Any, path: Path, *, name: Path) -> None:
+    """Write an index; `name` is the final file, for messages."""
+    try:
+        load_faiss().write_index(index, str(path))
+    except RuntimeError as error:
+        raise UserError(f"{name}: cannot be written ({_reason(error)}); fix it and rerun") from None
+
+
+def read_index(path: Path, *, remedy: str) -> Any:
+    try:
+        return load_faiss().read_index(str(path))
+    except RuntimeError as error:
+        raise UserError(f"{path}: not an index of FAISS ({_reason(error)}); {remedy}") from None
+
+
+def set_parameter(index: Any, parameter: str, *, value: int, factory: str, option: str) -> None:
+    """Set `nprobe` or `efSearch` of an index; a UserError if it has no such parameter."""
+    try:
+        load_faiss().ParameterSpace().set_index_parameter(index, parameter, value)
+    except RuntimeError:
+        raise UserError(
+            f"{option}: an index {factory} has no {parameter}; leave the option out"
+        ) from None
+
+
+def _reason(error: Exception) -> str:
+    """FAISS's message without functions, files and lines of its source."""
+    text = " ".join(str(error).split())
+    text = re.sub(r"/\S+\.tmp-\S+", "file", text.rpartition(" failed: ")[2])
+    return re.sub(r"^Error in .* at \S+: ", "", text).removeprefix("Error: ")
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Hide standard error: FAISS repeats a warning for each part of a product quantizer."""
+    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)

@@ -1,0 +1,105 @@
+"""Stage `index-blocks`: an index of FAISS for a folder of embeddings."""
+
+from pathlib import Path
+from typing import Any
+
+from tokamake.errors import UserError
+
+_BLOCK_VALUES = 2**24
+"""Values of the fp32 vectors that are added at once: 64 MiB."""
+
+
+def index_blocks(
+    embeddings: Path,
+    *,
+    output: Path,
+    factory: str = "Flat",
+    train_vectors: int = 0,
+    seed: int = 1,
+    workers: int = 0,
+) -> None:
+    """Build an index of FAISS for inner products: train it on a sample, add all vectors.
+
+    The bytes of the index depend neither on the shards nor on the workers.
+
+    Args:
+        embeddings: folder of embeddings.
+        output: manifest to write, NAME.json; the index is NAME.faiss beside it.
+        factory: string of FAISS's index_factory, such as Flat, IVF1024,Flat, HNSW32 or
+            IVF1024,PQ16.
+        train_vectors: number of vectors to train on; 0: 256 for each centroid, at most all.
+        seed: of the sample and of k-means.
+        workers: threads that add vectors; 0: all cores. Training, and adding to a graph such as
+            HNSW32, use one thread, because more of them could change the bytes.
+    """
+    from tokamake import files
+    from tokamake.retrieval import faiss_index
+    from tokamake.retrieval.embeddings import open_embeddings
+    from tokamake.retrieval.products import check_name, check_not_negative, is_complete, new_product
+    from tokamake.retrieval.searched import INDEX_KIND, INDEX_SUFFIX
+
+    check_name(output)
+    check_not_negative({"--train-vectors": train_vectors, "--seed": seed, "--workers": workers})
+    store = open_embeddings(embeddings)
+    size = _sample_size(factory, train_vectors, num_vectors=store.num_vectors)
+    index = faiss_index.empty_index(factory, dimension=store.dimension, seed=seed)
+    facts: dict[str, Any] = {
+        "factory": factory,
+        "metric": "inner_product",
+        "seed": seed,
+        "train_vectors": 0 if index.is_trained else size,
+        "num_vectors": store.num_vectors,
+        "dimension": store.dimension,
+        "embeddings": store.facts,
+    }
+    facts["request"] = files.digest(facts)
+    if is_complete(output, INDEX_KIND, request=facts["request"]):
+        print(f"{output}: already complete")
+        return
+    _fill(index, store, facts=facts, workers=workers)
+    with new_product(output, kind=INDEX_KIND, suffixes=(INDEX_SUFFIX,), facts=facts) as product:
+        faiss_index.write_index(index, product.paths[INDEX_SUFFIX], name=output)
+    print(f"{output}: {factory}, {store.num_vectors:,} vectors of dimension {store.dimension}")
+
+
+def _sample_size(factory: str, train_vectors: int, *, num_vectors: int) -> int:
+    """Number of vectors to train on; a UserError if they are fewer than the centroids."""
+    from tokamake.retrieval.faiss_index import (
+        MOST_PER_CENTROID,
+        TRAINED_WITHOUT_CENTROIDS,
+        WANTED_PER_CENTROID,
+        num_centroids,
+    )
+
+    centroids = num_centroids(factory)
+    default = MOST_PER_CENTROID * centroids or TRAINED_WITHOUT_CENTROIDS
+    size = min(train_vectors or default, num_vectors)
+    if size < centroids:
+        remedy = "raise --train-vectors" if centroids <= num_vectors else "choose fewer"
+        raise UserError(
+            f"--factory: {factory} has {centroids:,} centroids, which need as many vectors; "
+            f"{size:,} of {num_vectors:,} are there to train on; {remedy}"
+        )
+    if size < WANTED_PER_CENTROID * centroids:
+        wanted = WANTED_PER_CENTROID * centroids
+        print(f"{factory}: trains on {size:,} vectors; FAISS recommends {wanted:,} or more")
+    return size
+
+
+def _fill(index: Any, store: Any, *, facts: dict[str, Any], workers: int) -> None:
+    """Train an empty index on a sample of the vectors, then add all of them, block by block."""
+    import numpy as np
+
+    from tokamake.retrieval import faiss_index
+
+    size, total = facts["train_vectors"], store.num_vectors
+    if not index.is_trained:
+        draw = np.random.default_rng(facts["seed"])
+        faiss_index.train(
+            index, store.take(np.sort(draw.choice(total, size, replace=False, shuffle=False)))
+        )
+    with faiss_index.num_threads(faiss_index.adding_threads(facts["factory"], workers)):
+        start = 0
+        for vectors in store.blocks(max(1, _BLOCK_VALUES // store.dimension)):
+            index.add_with_ids(vectors, store.ids[start : start + len(vectors)])
+            start += len(vectors)
