@@ -85,7 +85,7 @@ def test_the_samples_of_the_index_are_of_the_objective() -> None:
         data.check_index(make_run(), index)
     other = make_run(objective="masked", masking={"max_ngram": 2})
     with pytest.raises(
-        UserError, match=r"index: has max_ngram 3, train\.masking gives 2; run `tok"
+        UserError, match=r"index: has max_ngram 3, the run.s settings give 2; run `tok"
     ):
         data.check_index(other, index)
 
