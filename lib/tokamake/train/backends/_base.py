@@ -34,7 +34,7 @@ from tokamake.train.numerics import precision_of
 from tokamake.train.pipeline_stages import LossFactors, PipelineStages
 from tokamake.train.random_state import random_state, seed_all, set_random_state
 from tokamake.train.stability.loss_scale import LossScale
-from tokamake.train.step_result import FindFault, Saving, StepResult, accept
+from tokamake.train.step_result import Saving, StepResult
 
 
 class GradientSums(NamedTuple):
@@ -112,46 +112,6 @@ class EngineBase(ABC):
         return 4 * num_parameters * (1 + num_states / max(num_local, 1))
 
     # ---- Steps ----
-
-    def train_step(
-        self,
-        rows: Sequence[Any],
-        *,
-        learning_rate: float,
-        weight_decay: float,
-        find_fault: FindFault = accept,
-        stop: bool = False,
-        saved: bool = False,
-        samples: SampleIds | None = None,
-    ) -> StepResult:
-        """Do one optimizer step.
-
-        Args:
-            find_fault: finds the fault of the step, if any, and whether it updates the weights.
-            saved: whether this rank has written its files of a checkpoint.
-            samples: the samples in `rows`; None: nothing is dropped, no loss of a corpus is
-                measured.
-        """
-        self._set_mode("train")
-        batches = self._batches(rows, samples)
-        self._prepare(rows, batches)
-        sums, corpora = self._gradients(batches), self._corpus_sums(batches, samples)
-        measured = self._sum_over_ranks(sums, stop=stop, saved=saved, corpora=corpora)
-        rates = {"learning_rate": learning_rate, "weight_decay": weight_decay}
-        return self._update(measured, find_fault, rates=rates)
-
-    def _prepare(self, rows: Sequence[Any], batches: Sequence[MicroBatch]) -> None:  # noqa: B027
-        """Make the further pass that the optimizer asks for, before the gradients of the step."""
-
-    @abstractmethod
-    def _gradients(self, batches: Sequence[MicroBatch]) -> GradientSums:
-        """Compute the gradients of a step; with DeepSpeed, squares are 0 in stages 1 to 3."""
-
-    @abstractmethod
-    def _update(
-        self, measured: StepResult, find_fault: FindFault, *, rates: dict[str, float]
-    ) -> StepResult:
-        """Update the weights, unless the step has a fault, and drop the gradients."""
 
     @abstractmethod
     def _losses(self, batches: Sequence[MicroBatch]) -> Tensor:

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,10 +27,10 @@ from tokamake.train.backends import _deepspeed_partitions as partitions
 from tokamake.train.backends import _deepspeed_setup as setup
 from tokamake.train.backends._base import EngineBase, GradientSums
 from tokamake.train.backends._initial_weights import load_initial_weights
-from tokamake.train.batch import MicroBatch
+from tokamake.train.batch import MicroBatch, SampleIds
 from tokamake.train.gradient_clipping import clip_coefficient
 from tokamake.train.pipeline_stages import SUM_OF_TOKENS, LossFactors, PipelineStages
-from tokamake.train.step_result import FindFault, StepResult
+from tokamake.train.step_result import FindFault, StepResult, accept
 
 
 class _StagesModule(nn.Module):
@@ -86,7 +87,40 @@ class Engine(EngineBase):
 
     # ---- Steps ----
 
+    def train_step(
+        self,
+        rows: Sequence[Any],
+        *,
+        learning_rate: float,
+        weight_decay: float,
+        find_fault: FindFault = accept,
+        stop: bool = False,
+        saved: bool = False,
+        samples: SampleIds | None = None,
+    ) -> StepResult:
+        """Do one optimizer step; see `native.Engine.train_step`."""
+        self._set_mode("train")
+        batches = self._batches(rows, samples)
+        sums, corpora = self._gradients(batches), self._corpus_sums(batches, samples)
+        measured = self._sum_over_ranks(sums, stop=stop, saved=saved, corpora=corpora)
+        loss = measured.loss
+        set_rates(self.optimizer, learning_rate=learning_rate, weight_decay=weight_decay)
+        norm = self._step(measured.grad_norm) if math.isfinite(loss) else self._discard()
+        if self._zero_stage and not math.isfinite(norm):
+            # DeepSpeed does not say which rank has the bad gradient: name all of them.
+            own_loss, squares = self._own_sums
+            self._own_sums = own_loss, torch.full_like(squares, norm)
+        overflowed = math.isfinite(loss) and self._loss_scale.overflowed(norm)
+        return measured._replace(
+            grad_norm=norm,
+            skipped=overflowed,
+            # DeepSpeed knows the norm only after the update.
+            bad=None if overflowed else find_fault(loss, norm),
+            updated=math.isfinite(loss) and math.isfinite(norm),
+        )
+
     def _gradients(self, batches: Sequence[MicroBatch]) -> GradientSums:
+        """Compute the gradients of a step; squares are 0 in stages 1 to 3."""
         # DeepSpeed averages over these ranks; the gradients should be summed.
         num_averaged = self.mesh.data.size * self.mesh.context.size
         factors = self._loss_factors(batches).times(num_averaged)
@@ -101,25 +135,6 @@ class Engine(EngineBase):
             # Data-parallel ranks all have the same gradients.
             squares = sharding.squares(self._chunks, self._device) / num_averaged
         return GradientSums(total / num_averaged, squares)
-
-    def _update(
-        self, measured: StepResult, find_fault: FindFault, *, rates: dict[str, float]
-    ) -> StepResult:
-        loss = measured.loss
-        set_rates(self.optimizer, **rates)
-        norm = self._step(measured.grad_norm) if math.isfinite(loss) else self._discard()
-        if self._zero_stage and not math.isfinite(norm):
-            # DeepSpeed does not say which rank has the bad gradient: name all of them.
-            own_loss, squares = self._own_sums
-            self._own_sums = own_loss, torch.full_like(squares, norm)
-        overflowed = math.isfinite(loss) and self._loss_scale.overflowed(norm)
-        return measured._replace(
-            grad_norm=norm,
-            skipped=overflowed,
-            # DeepSpeed knows the norm only after the update.
-            bad=None if overflowed else find_fault(loss, norm),
-            updated=math.isfinite(loss) and math.isfinite(norm),
-        )
 
     def _reduce_at_end(self, batches: Sequence[MicroBatch], factors: LossFactors) -> Tensor:
         """Add up the gradients of a step here, then let DeepSpeed reduce them."""

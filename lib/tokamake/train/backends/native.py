@@ -27,7 +27,7 @@ from tokamake.train.backends._initial_weights import load_initial_weights
 from tokamake.train.batch import MicroBatch, SampleIds
 from tokamake.train.gradient_clipping import clip_coefficient
 from tokamake.train.pipeline_stages import LossFactors
-from tokamake.train.step_result import FindFault, StepResult
+from tokamake.train.step_result import FindFault, StepResult, accept
 
 
 class Engine(EngineBase):
@@ -52,36 +52,57 @@ class Engine(EngineBase):
 
     # ---- Steps ----
 
-    def _prepare(self, rows: Sequence[Any], batches: Sequence[MicroBatch]) -> None:
-        if hasattr(self.optimizer, "prepare"):
-            size = self._run.architecture.vocab_size
-            assert size is not None
-            extra_pass = ExtraPass(
-                gradients=partial(self._relabelled_gradients, batches),
-                labels=[batch.labels for batch in batches],
-                label_numbers=[batch.label_numbers for batch in batches],
-                label_shape=partial(self.stages.objective.label_shape, rows[0]),
-                vocab_size=size,
-                seed=self._run.seed,
-                mesh=self.mesh,
-            )
-            self.optimizer.prepare(extra_pass)
-            self._drop_gradients()
-
-    def _update(
-        self, measured: StepResult, find_fault: FindFault, *, rates: dict[str, float]
+    def train_step(
+        self,
+        rows: Sequence[Any],
+        *,
+        learning_rate: float,
+        weight_decay: float,
+        find_fault: FindFault = accept,
+        stop: bool = False,
+        saved: bool = False,
+        samples: SampleIds | None = None,
     ) -> StepResult:
+        """Do one optimizer step.
+
+        Args:
+            find_fault: finds the fault of the step, if any, and whether it updates the weights.
+            saved: whether this rank has written its files of a checkpoint.
+            samples: the samples in `rows`; None: nothing is dropped, no loss of a corpus is
+                measured.
+        """
+        self._set_mode("train")
+        batches = self._batches(rows, samples)
+        if hasattr(self.optimizer, "prepare"):
+            self.optimizer.prepare(self._extra_pass(rows, batches))
+            self._drop_gradients()
+        sums, corpora = self._gradients(batches), self._corpus_sums(batches, samples)
+        measured = self._sum_over_ranks(sums, stop=stop, saved=saved, corpora=corpora)
         loss, norm = measured.loss, measured.grad_norm
         overflowed = math.isfinite(loss) and self._loss_scale.overflowed(norm)
         bad = None if overflowed else find_fault(loss, norm)
         updates = math.isfinite(loss) and math.isfinite(norm) and (bad is None or bad.updates)
         if updates:
-            set_rates(self.optimizer, **rates)
+            set_rates(self.optimizer, learning_rate=learning_rate, weight_decay=weight_decay)
             factor = clip_coefficient(norm, self._run.train.gradient_clipping) / measured.loss_scale
             sharding.scale(self._chunks, factor)
             self.optimizer.step()
         self._drop_gradients()
         return measured._replace(skipped=overflowed, bad=bad, updated=updates)
+
+    def _extra_pass(self, rows: Sequence[Any], batches: Sequence[MicroBatch]) -> ExtraPass:
+        """The further pass that some optimizers make before the gradients of a step."""
+        vocab_size = self._run.architecture.vocab_size
+        assert vocab_size is not None
+        return ExtraPass(
+            gradients=partial(self._relabelled_gradients, batches),
+            labels=[batch.labels for batch in batches],
+            label_numbers=[batch.label_numbers for batch in batches],
+            label_shape=partial(self.stages.objective.label_shape, rows[0]),
+            vocab_size=vocab_size,
+            seed=self._run.seed,
+            mesh=self.mesh,
+        )
 
     def recompute(
         self, rows: Sequence[Any], *, samples: SampleIds | None = None
@@ -93,6 +114,7 @@ class Engine(EngineBase):
         return measured.loss, measured.grad_norm
 
     def _gradients(self, batches: Sequence[MicroBatch]) -> GradientSums:
+        """Compute the gradients of a step."""
         loss_scale = self._loss_scale.value
         factors = self._loss_factors(batches).times(loss_scale)
         total = self.stages.forward_backward(batches, factors)
