@@ -59,12 +59,12 @@ class Saving:
     """A checkpoint that is being written.
 
     Args:
-        written: future that ends when this rank's files are written.
-        finish: completes the checkpoint after that; all ranks call it.
+        written: future that ends when the files of all ranks are written and synced; `commit`
+            syncs the folder.
     """
 
-    def __init__(self, folder: Path, written: "Future[Any]", *, finish: Callable[[], None]) -> None:
-        self._folder, self._written, self._finish = folder, written, finish
+    def __init__(self, folder: Path, written: "Future[Any]") -> None:
+        self._folder, self._written = folder, written
 
     @property
     def done(self) -> bool:
@@ -83,4 +83,3 @@ class Saving:
                 f"{self._folder}: could not be written ({'; '.join(sorted(reasons))}); make "
                 "room or fix the disk, and rerun: the checkpoint before it is complete"
             ) from None
-        self._finish()

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tokamake import files, plugins
+from tokamake import plugins
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.megatron_model.optimizer_states import LR_SCHEDULER, RATES, settings_note
 from tokamake.checkpoint.native import training_state
@@ -281,26 +281,18 @@ class EngineBase(ABC):
 
     # ---- Checkpoints ----
 
-    def save(self, folder: Path, progress: dict[str, Any]) -> Saving:
-        """Begin to write a checkpoint; training may continue while it is written.
-
-        Args:
-            folder: folder of the checkpoint; the same on all ranks.
-            progress: step, samples and tokens, stored with it.
-        """
-        self._set_mode("eval")
+    def _write(
+        self, folder: Path, progress: dict[str, Any], *, tensors: training_state.Tensors
+    ) -> Saving:
+        """Begin to write a checkpoint with this rank's tensors; see `native.Engine.save`."""
         written = training_state.save(
             folder,
-            self._saved_tensors(),
+            tensors,
             description=self._description(progress),
             rank_state={"random": random_state()},
             group=self._save_group,
         )
-        return Saving(folder, written, finish=lambda: self._sync_folder(folder))
-
-    @abstractmethod
-    def _saved_tensors(self) -> training_state.Tensors:
-        """Weights and optimizer states that this rank saves, by key in a checkpoint."""
+        return Saving(folder, written)
 
     def load(self, folder: Path) -> None:
         """Load a checkpoint of any back end and layout: weights, optimizer states, random state."""
@@ -349,9 +341,3 @@ class EngineBase(ABC):
         self._loss_scale.num_tolerated = description.get("loss_scale_tolerated", 0)
         if rank_state:
             set_random_state(rank_state["random"])
-
-    def _sync_folder(self, folder: Path) -> None:
-        # DCP syncs its files, but not the folder.
-        with raise_on_all_ranks():
-            if self._ranks.rank == 0:
-                files.sync(folder)

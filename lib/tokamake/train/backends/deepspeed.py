@@ -30,7 +30,7 @@ from tokamake.train.backends._initial_weights import load_initial_weights
 from tokamake.train.batch import MicroBatch, SampleIds
 from tokamake.train.gradient_clipping import clip_coefficient
 from tokamake.train.pipeline_stages import SUM_OF_TOKENS, LossFactors, PipelineStages
-from tokamake.train.step_result import FindFault, StepResult, accept
+from tokamake.train.step_result import FindFault, Saving, StepResult, accept
 
 
 class _StagesModule(nn.Module):
@@ -205,9 +205,12 @@ class Engine(EngineBase):
 
     # ---- Checkpoints ----
 
-    def _saved_tensors(self) -> training_state.Tensors:
+    def save(self, folder: Path, progress: dict[str, Any]) -> Saving:
+        """Begin to write a checkpoint; see `native.Engine.save`."""
+        self._set_mode("eval")
         counted = [fragment for fragment in self._fragments if fragment.chunk.counts]
-        return partitions.tensors_of(counted, self.optimizer.state)
+        tensors = partitions.tensors_of(counted, self.optimizer.state)
+        return self._write(folder, progress, tensors=tensors)
 
     def load(self, folder: Path) -> None:
         super().load(folder)

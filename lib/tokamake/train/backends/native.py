@@ -27,7 +27,7 @@ from tokamake.train.backends._initial_weights import load_initial_weights
 from tokamake.train.batch import MicroBatch, SampleIds
 from tokamake.train.gradient_clipping import clip_coefficient
 from tokamake.train.pipeline_stages import LossFactors
-from tokamake.train.step_result import FindFault, StepResult, accept
+from tokamake.train.step_result import FindFault, Saving, StepResult, accept
 
 
 class Engine(EngineBase):
@@ -169,8 +169,16 @@ class Engine(EngineBase):
 
     # ---- Checkpoints ----
 
-    def _saved_tensors(self) -> training_state.Tensors:
-        return self._tensors(self._parameters(copies=False))
+    def save(self, folder: Path, progress: dict[str, Any]) -> Saving:
+        """Begin to write a checkpoint; training may continue while it is written.
+
+        Args:
+            folder: folder of the checkpoint; the same on all ranks.
+            progress: step, samples and tokens, stored with it.
+        """
+        self._set_mode("eval")
+        tensors = self._tensors(self._parameters(copies=False))
+        return self._write(folder, progress, tensors=tensors)
 
     def _tensors(self, chunks: list[ParameterChunk]) -> training_state.Tensors:
         states: dict[Any, dict[str, Any]] = self.optimizer.state
