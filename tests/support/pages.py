@@ -18,9 +18,9 @@ from tests.support.paths import ROOT
 from tests.support.programs import programs
 
 RUN = (
-    "cat", "cd", "cp", "curl", "echo", "export", "ls", "mkdir", "printf",
+    "cat", "cd", "cp", "curl", "echo", "export", "grep", "ls", "mkdir", "printf",
     "profiles/local/launch.sh", "python -", "python -m http.server", "rsync", "sed", "snakemake",
-    "tokamake", "trackio",
+    "sort", "tokamake", "trackio", "uniq",
 )  # fmt: skip
 """Commands that run."""
 PARSED = (

@@ -18,7 +18,7 @@ from tests.support.web_sites import WebSite, page, serving
 from tokamake.config.fetch_urls import FetchUrlsSettings
 from tokamake.data.readers import open_input
 from tokamake.data.urls.cleaning import read_blacklist
-from tokamake.data.urls.fetch_shard import fetch_listed, fetch_shard, outcomes_path
+from tokamake.data.urls.fetch_shard import Outcomes, fetch_listed, fetch_shard, outcomes_path
 from tokamake.data.urls.hosts import Crawler
 from tokamake.data.urls.url_list import list_url_shards
 from tokamake.errors import UserError
@@ -47,7 +47,7 @@ def settings(**changes: Any) -> FetchUrlsSettings:
 def fetch(urls: list[str], path: Path, **changes: Any) -> Counter[str]:
     options = settings(**changes)
     crawler = Crawler(options, read_blacklist(None, with_default=True))
-    return fetch_shard(urls, path, crawler=crawler, settings=options)
+    return fetch_shard(urls, path, crawler=crawler, settings=options).counts
 
 
 def read(path: Path) -> list[tuple[str, str]]:
@@ -79,6 +79,15 @@ def test_pages_are_in_the_order_of_the_list_and_failures_have_reasons(
     assert lines[4]["sha256"] == hashlib.sha256(page("/chunked")).hexdigest()
     assert lines[5]["redirected_to"] == f"{site.url}/b"
     assert not list(path.parent.glob("*!*"))
+
+
+def test_a_line_of_the_log_sums_up_outcomes() -> None:
+    reasons = {f"status {status}": 3 for status in range(400, 410)}
+    assert Outcomes(Counter(fetched=1200, **reasons), 7).summary == (
+        "1,200 of 1,230 URLs fetched; failures: "
+        + ", ".join(f"3 status {status}" for status in range(400, 408))
+        + ", 6 for other reasons; 7 of them are transient"
+    )
 
 
 def test_other_readers_of_warc_files_agree(site: WebSite, tmp_path: Path) -> None:
@@ -165,10 +174,8 @@ def test_workspaces_share_what_was_fetched(
         monkeypatch.chdir(home)
         Path("urls.txt").write_text("\n".join(f"{site.url}/{each}" for each in "abc"))
         files = list_url_shards("urls:urls.txt", options)
-        assert [fetch_listed(file, options, crawler=crawler) for file in files] == [
-            {"fetched": 2},
-            {"fetched": 1},
-        ]
+        fetched = [fetch_listed(file, options, crawler=crawler) for file in files]
+        assert fetched == [({"fetched": 2}, 0), ({"fetched": 1}, 0)]
         assert [url for file in files for url, _ in read(Path(file.path))] == [
             f"{site.url}/{each}" for each in "abc"
         ]

@@ -70,16 +70,14 @@ def _download(files: list[RemoteFile], workers: int) -> None:
 def _fetch_urls(files: list[RemoteFile], settings: FetchUrlsSettings) -> dict[str, Counter[str]]:
     """Fetch WARC files one after the other, with one pace for each host; return their outcomes."""
     from tokamake.data.urls.cleaning import read_blacklist
-    from tokamake.data.urls.fetch_shard import FETCHED, fetch_listed
+    from tokamake.data.urls.fetch_shard import fetch_listed
     from tokamake.data.urls.hosts import Crawler
 
     blacklist = read_blacklist(settings.blacklist, with_default=settings.default_blacklist)
     crawler = Crawler(settings, blacklist)
     outcomes = {}
     for file in files:
-        counts = outcomes[file.path] = fetch_listed(file, settings, crawler=crawler)
-        reasons = ", ".join(f"{n:,} {reason}" for reason, n in counts.most_common())
-        print(
-            f"{file.path}: {counts[FETCHED]:,} of {counts.total():,} URLs ({reasons})", flush=True
-        )
+        fetched = fetch_listed(file, settings, crawler=crawler)
+        outcomes[file.path] = fetched.counts
+        print(f"{file.path}: {fetched.summary}", flush=True)
     return outcomes

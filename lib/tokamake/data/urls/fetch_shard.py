@@ -8,6 +8,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 from tokamake.config.fetch_urls import FetchUrlsSettings
@@ -22,32 +23,53 @@ from tokamake.remote.download_lock import beside, claim, release
 _POLL = 1.0
 _PROGRESS_SECONDS = 60.0
 """Time between lines of the log."""
+_MAX_REASONS = 8
+"""Reasons of failures that a line of the log lists; the outcomes have them all."""
 _NUM_ASKED = 4
 """URLs of a kind whose hosts may be asked whether the network is up."""
 
 
-def fetch_listed(
-    file: RemoteFile, settings: FetchUrlsSettings, *, crawler: Crawler
-) -> Counter[str]:
+class Outcomes(NamedTuple):
+    """Outcomes of the URLs of a WARC file."""
+
+    counts: Counter[str]
+    num_transient: int
+    """URLs without a page that may have one another time."""
+
+    @property
+    def summary(self) -> str:
+        """Counts and the most frequent reasons, for the log."""
+        failures = [(n, reason) for reason, n in self.counts.most_common() if reason != FETCHED]
+        parts = [f"{n:,} {reason}" for n, reason in failures[:_MAX_REASONS]]
+        if rest := sum(n for n, _ in failures[_MAX_REASONS:]):
+            parts.append(f"{rest:,} for other reasons")
+        total = self.counts.total()
+        return (
+            f"{self.counts[FETCHED]:,} of {total:,} URLs fetched; failures: "
+            f"{', '.join(parts) or 'none'}; {self.num_transient:,} of them are transient"
+        )
+
+
+def fetch_listed(file: RemoteFile, settings: FetchUrlsSettings, *, crawler: Crawler) -> Outcomes:
     """Fetch a planned WARC file into the cache, and link to it and to its outcomes."""
     path = cached_path(file)
     urls = shard_urls(file, settings)
     if not path.exists():
         check_online(file.url, "fetch its pages")
-    counts = fetch_shard(urls, path, crawler=crawler, settings=settings)
+    outcomes = fetch_shard(urls, path, crawler=crawler, settings=settings)
     for target, link in (
         (outcomes_path(path), outcomes_path(Path(file.path))),
         (path, Path(file.path)),
     ):
         if not (link.is_symlink() and link.readlink() == target.absolute()):
             write_link(link, target.absolute())
-    return counts
+    return outcomes
 
 
 def fetch_shard(
     urls: Sequence[str], path: Path, *, crawler: Crawler, settings: FetchUrlsSettings
-) -> Counter[str]:
-    """Write the pages of URLs to a WARC file, in their order; return the count of each outcome.
+) -> Outcomes:
+    """Write the pages of URLs to a WARC file, in their order.
 
     Beside it, `outcomes_path` has a line for each URL. An existing file stays. A killed job keeps
     the pages that it has fetched.
@@ -68,8 +90,9 @@ def fetch_shard(
             with atomic(outcomes, path) as (listed, warc):
                 journal.write(warc, listed, user_agent=settings.user_agent)
             journal.remove()
-    lines = outcomes.read_text(encoding="utf-8").splitlines()
-    return Counter(json.loads(line)["outcome"] for line in lines)
+    lines = [json.loads(line) for line in outcomes.read_text(encoding="utf-8").splitlines()]
+    num_transient = sum(bool(line.get("transient")) for line in lines)
+    return Outcomes(Counter(line["outcome"] for line in lines), num_transient)
 
 
 def outcomes_path(path: Path) -> Path:
