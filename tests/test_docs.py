@@ -47,7 +47,11 @@ PLANNED = {
 """How-tos whose jobs are only planned, with parts of what their dry runs print."""
 QUICKLY_PLANNED = ("aurora",)
 """Those of them that `make test` plans; `make test-all` plans all."""
-TRACKERS = pytest.mark.extra("trackers", "wandb")
+EXTRAS = {
+    "retrieval": pytest.mark.extra("retrieval", "bm25s", "faiss"),
+    "trackers": pytest.mark.extra("trackers", "wandb"),
+}
+"""How-tos whose commands need packages of an extra."""
 BUILT = {
     "convert": ("tokamake/out/native/latest",),
     "detoxify": (
@@ -70,6 +74,7 @@ BUILT = {
         "tokamake/results/data/deduplicated/near_duplicates/all.parquet",
         "tokamake/results/data/deduplicated/metadata.json",
     ),
+    "retrieval": ("tokamake/bm25-recall.questions.jsonl", "tokamake/found-recall.json"),
     "repeated-text": ("tokamake/results/data/uncopied/metadata.json",),
     "phases": ("tokamake/results/long/train.json", "tokamake/results/anneal/export/config.json"),
     "recover": ("tokamake/results/branch/train.json", "tokamake/repaired.idx"),
@@ -249,7 +254,7 @@ def test_commands_of_the_tutorial_work(tutorial: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "how_to",
-    [pytest.param(name, marks=[TRACKERS] if name == "trackers" else []) for name in BUILT],
+    [pytest.param(name, marks=[EXTRAS[name]] if name in EXTRAS else []) for name in BUILT],
 )
 def test_commands_of_a_how_to_work(tutorial: Path, tmp_path: Path, how_to: str) -> None:
     home = Path(shutil.copytree(tutorial, tmp_path / "home", symlinks=True))
