@@ -45,7 +45,7 @@ def flags_table() -> str:
     """Megatron's flags with their settings, as the guide to existing datasets has them."""
     lines = [HEAD, "|---|---|"]
     for names, targets, _, remark in flag_table():
-        paths = [re.split(r"[=|]", target)[0] for target in targets.split()]
+        paths = [re.split(r"[=|[]", target)[0] for target in targets.split()]
         shown = dict.fromkeys(
             "`model.architecture`" if path.startswith("args.") else f"`{path}`" for path in paths
         )

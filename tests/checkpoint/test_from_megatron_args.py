@@ -64,6 +64,16 @@ pretrain_t5.py --encoder-num-layers 12 --decoder-num-layers 6 --hidden-size 768
  --global-batch-size 128 --lr 0.0001 --train-iters 100000 --vocab-file bert-vocab.txt
  --vocab-extra-ids 100 --data-path wiki_text_sentence --bf16
 """
+ICT = """
+python pretrain_ict.py --num-layers 12 --hidden-size 768 --num-attention-heads 12
+ --tensor-model-parallel-size 1 --micro-batch-size 32 --seq-length 256 --max-position-embeddings 512
+ --train-iters 100000 --vocab-file bert-vocab.txt --tokenizer-type BertWordPieceLowerCase
+ --DDP-impl torch --bert-load bert --log-interval 100 --retriever-report-topk-accuracies 20
+ --retriever-score-scaling --load ict --save ict --data-path wiki_text_sentence
+ --titles-data-path wiki_title_document --lr 0.0001 --lr-decay-style linear --weight-decay 1e-2
+ --clip-grad 1.0 --lr-warmup-fraction 0.01 --query-in-block-prob 0.2 --fp16
+ --biencoder-projection-dim 128 --biencoder-shared-query-context-model --ict-head-size 128
+"""
 AURORA = """
 mpiexec -n 24 --ppn 12 python3 -Wignore pretrain_gpt_alcf.py --use-flash-attn-builder
  --tensor-model-parallel-size 1 --pipeline-model-parallel-size 1 --no-pipeline-parallel
@@ -77,7 +87,15 @@ mpiexec -n 24 --ppn 12 python3 -Wignore pretrain_gpt_alcf.py --use-flash-attn-bu
  --lr-warmup-fraction 0.05 --optimizer adamw --adam-beta1=0.9 --adam-beta2=0.95 --adam-eps=0.00001
  --blend-sample-in-corpus --train-range-to-skip 100 120 --timing-log-level 1
 """
-LINES = {"gpt2": GPT2, "gpt3": GPT3, "llama": LLAMA, "bert": BERT, "t5": T5, "aurora": AURORA}
+LINES = {
+    "gpt2": GPT2,
+    "gpt3": GPT3,
+    "llama": LLAMA,
+    "bert": BERT,
+    "t5": T5,
+    "ict": ICT,
+    "aurora": AURORA,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -157,6 +175,18 @@ EXPECTED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
         },
         {"family": "t5", "num_hidden_layers": 12, "num_decoder_layers": 6},
         [],
+    ),
+    "ict": (
+        {
+            "train.objective": "ict",
+            "train.ict.topk": (20,),
+            "train.ict.score_scaling": True,
+            "train.ict.query_in_block_probability": 0.2,
+            "model.checkpoint": Path("bert"),
+            "train.finetune": True,
+        },
+        {"family": "biencoder", "shared_towers": True, "projection_dim": 128},
+        ["--titles-data-path", "--ict-head-size"],
     ),
     "aurora": (
         {
@@ -288,4 +318,4 @@ def test_the_guide_has_the_table_of_flags() -> None:
     for _, targets, _, remark in flag_table():
         assert targets or remark
         for target in targets.split():
-            assert re.fullmatch(r"[\w.]+(=\w+)?(\|[\w.-]+:\w+)*", target)
+            assert re.fullmatch(r"[\w.]+(\[\])?(=\w+)?(\|[\w.-]+:\w+)*", target)

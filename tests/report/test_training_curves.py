@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
+from tests.support.biencoders import biencoder
 from tests.support.finished_run import make_inputs, metric, write_index
 from tokamake.config.resolved_run import read_run
 from tokamake.data.indexed.length_histogram import histogram
@@ -69,6 +70,27 @@ def test_loss_figure_shows_training_validation_and_uniform_guess(inputs: dict[st
     assert "uniform guess\nln 1,000 = 6.91" in texts
     low, high = axes.get_ylim()
     assert low < 3 < np.log(1000) < high
+
+
+def test_a_query_guesses_among_the_blocks_of_a_global_batch(inputs: dict[str, Path]) -> None:
+    run = read_run(inputs["config"])
+    towers = run.model_copy(update={"architecture": biencoder()})
+    history = read_history(inputs["metrics"])
+    with style.styled():
+        axes = training_curves.loss_of_run(history, towers).axes[0]
+    number = run.train.global_batch_size
+    assert f"uniform guess\nln {number} = {np.log(number):.2f}" in [
+        t.get_text() for t in axes.texts
+    ]
+    assert axes.get_ylabel() == "nats per query"
+
+
+def test_accuracy_figure_names_the_best_k() -> None:
+    shares = {f"validation_accuracy_at_{k}": [k / 10, k / 8] for k in (1, 5)}
+    with style.styled():
+        axes = training_curves.accuracy(pd.DataFrame({"step": [0, 10], **shares})).axes[0]
+    texts = {text.get_text() for text in axes.texts}
+    assert {"in the top 1 12.5%", "in the top 5 62.5%"} <= texts
 
 
 def test_accuracy_figure_names_predictions_and_splits() -> None:

@@ -1,7 +1,8 @@
 """The tool `from_megatron_args`: a config from a command line of Megatron-LM or Megatron-DeepSpeed.
 
 `megatron_flags.tsv` lists the flags. Their settings are paths of the config, or, after `model.`,
-Megatron's arguments of the model; `=` gives a fixed value, `|` the values that have another name.
+Megatron's arguments of the model; `=` gives a fixed value, `|` the values that have another name,
+`[]` makes a list.
 `deepspeed.` begins keys of DeepSpeed's JSON file.
 """
 
@@ -23,6 +24,7 @@ from tokamake.runtime.console import counted
 
 _OF_ALL = ("name", "learning_rate", "start_weight_decay", "end_weight_decay")
 _MODELS = "models/*/megatron"
+_LIST = "[]"
 _NEEDED = ("num_layers", "hidden_size", "num_attention_heads")
 
 
@@ -177,6 +179,8 @@ def _value(target: str, values: list[str], *, flag: str) -> tuple[str, Any]:
         raise UserError(f"--{flag}: has no value; add it")
     renamed = dict(name.split(":") for name in names)
     parsed = [_parsed(renamed.get(text, text)) for text in texts]
+    if path.endswith(_LIST):
+        return path.removesuffix(_LIST), parsed
     return path, parsed[0] if len(parsed) == 1 else parsed
 
 

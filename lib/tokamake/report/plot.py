@@ -76,7 +76,7 @@ def plot(
         for name, page in pages.items():
             (folder / f"{name}.html").write_text(page, encoding="utf-8")
         drawings = {
-            "loss": training_curves.loss(history, run.architecture.vocab_size or 1),
+            "loss": training_curves.loss_of_run(history, run),
             "learning_rate": training_curves.learning_rate(history),
             "throughput": training_curves.throughput(history),
             "mixture": training_curves.mixture(corpora),

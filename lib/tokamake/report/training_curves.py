@@ -1,6 +1,7 @@
 """Curves of a training over its steps: loss, learning rate, throughput; and its mixture."""
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
+from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.report import style
 from tokamake.report.style import BLUE, GREY, INK, MUTED, PALE_BLUE, VALIDATION_COLORS, Label
@@ -23,6 +25,8 @@ _ACCURACIES = {
     "validation_sample_accuracy": "order of sentences",
 }
 """Predictions of an encoder, by the key of their accuracy."""
+_ACCURACY_AT = re.compile(r"validation_accuracy_at_(\d+)")
+"""Keys of a biencoder's accuracies."""
 
 Floats = npt.NDArray[np.float64]
 
@@ -61,16 +65,27 @@ def smooth(values: Floats) -> Floats:
     return (sums[ends] - sums[starts]) / (ends - starts)
 
 
-def loss(history: pd.DataFrame, vocab_size: int) -> Figure:
+def loss_of_run(history: pd.DataFrame, run: Run) -> Figure:
+    """Draw the losses of a run: of tokens of the vocabulary, or of the blocks of a global batch."""
+    if run.architecture.has_towers:
+        return loss(history, run.train.global_batch_size, of="query")
+    return loss(history, run.architecture.vocab_size or 1)
+
+
+def loss(history: pd.DataFrame, num_choices: int, *, of: str = "token") -> Figure:
     """Draw raw and smoothed training loss, validation losses, and the loss of a uniform guess.
 
     If losses of corpora are recorded, draw the corpora with the most lines, smoothed.
+
+    Args:
+        num_choices: tokens of the vocabulary, or blocks that a query is compared with.
+        of: what has a loss: a token or a query.
     """
     corpora = measured(history, "loss")
     steps, raw = corpora.pop("")
     smoothed = smooth(raw)
     figure, axes = style.over_steps("Loss", height=4.8)
-    axes.set_ylabel("nats per token")
+    axes.set_ylabel(f"nats per {of}")
     axes.plot(steps, raw, color=PALE_BLUE, linewidth=1.0)
     axes.plot(steps, smoothed, color=BLUE, linewidth=2.0)
     labels = [Label(smoothed[-1], f"training (smoothed) {smoothed[-1]:.3f}", BLUE)]
@@ -87,9 +102,9 @@ def loss(history: pd.DataFrame, vocab_size: int) -> Figure:
         line = smooth(losses)
         axes.plot(places, line, color=GREY, linewidth=1.2)
         labels.append(Label(line[-1], f"{name} {line[-1]:.3f}", MUTED))
-    uniform = math.log(vocab_size)
+    uniform = math.log(num_choices)
     axes.axhline(uniform, color=MUTED, linewidth=1.2, linestyle=(0, (5, 4)))
-    labels.append(Label(uniform, f"uniform guess\nln {vocab_size:,} = {uniform:.2f}", MUTED))
+    labels.append(Label(uniform, f"uniform guess\nln {num_choices:,} = {uniform:.2f}", MUTED))
     low, high = axes.get_ylim()
     axes.set_ylim(low, max(high, uniform + 0.04 * (high - low)))
     style.label_ends(axes, labels)
@@ -97,13 +112,18 @@ def loss(history: pd.DataFrame, vocab_size: int) -> Figure:
 
 
 def accuracy(history: pd.DataFrame) -> Figure:
-    """Draw the share of tokens, and of samples, that an encoder predicts in validations."""
+    """Draw the share of tokens, samples or blocks that an encoder finds in validations."""
     figure, axes = style.over_steps("Accuracy")
     axes.set_ylabel("right predictions in validation")
     labels = []
+    titles = {
+        column: f"in the top {match[1]}"
+        for column in history
+        if (match := _ACCURACY_AT.fullmatch(column))
+    }
     accuracies = {
         title + f" ({split})" * bool(split): values
-        for key, title in _ACCURACIES.items()
+        for key, title in {**_ACCURACIES, **titles}.items()
         for split, values in measured(history, key).items()
     }
     for number, (name, (places, shares)) in enumerate(accuracies.items()):

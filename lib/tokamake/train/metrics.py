@@ -39,6 +39,9 @@ class Validation(NamedTuple):
     that the model predicts."""
 
 
+ACCURACY_AT = "accuracy_at_"
+"""Beginning of the names of metrics about the best k, before k."""
+
 FILE = "metrics.jsonl"
 """Name of the file in the output folder of a run."""
 
@@ -227,6 +230,8 @@ def validation_text(name: str, split: Validation) -> str:
     for key, value in split.metrics.items():
         if key.endswith("_accuracy"):
             shares.append(f"{value:.1%} of {key.removesuffix('_accuracy')}s")
+        elif key.startswith(ACCURACY_AT):
+            texts.append(f"{value:.1%} in the top {key.removeprefix(ACCURACY_AT)}")
         else:
             texts.append(f"{key} {value:.4f}")
     if shares:

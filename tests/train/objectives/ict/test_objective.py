@@ -32,6 +32,7 @@ from tokamake.config.architecture import Architecture
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.preflight.model import check_objective
+from tokamake.train.metrics import Validation, validation_text
 from tokamake.train.objectives.ict.objective import Objective
 from tokamake.train.objectives.ict.samples import ict_record
 from tokamake.train.objectives.ict.settings import Section
@@ -193,3 +194,9 @@ def test_settings_about_tokens_are_refused(
     run = laid_out(runs["separate"], settings)
     with pytest.raises(UserError, match=message):
         check_objective(run.train, run.architecture)
+
+
+def test_accuracies_are_shares_of_the_queries() -> None:
+    split = Validation(3.25, {"accuracy_at_1": 0.125, "accuracy_at_20": 0.5})
+    text = validation_text("valid", split)
+    assert text == "validation loss 3.2500 (12.5% in the top 1, 50.0% in the top 20)"
