@@ -25,7 +25,7 @@ def embed_blocks(
     Args:
         prefix: dataset of sentences, a path without .bin and .idx.
         checkpoint: folder of a biencoder in any format, or of a run, whose newest one counts.
-        output: manifest to write, FOLDER/NAME.json; NAME.npy and NAME.ids.npy are beside it.
+        output: manifest to write, NAME.json; NAME.npy and NAME.ids.npy are beside it.
         tokenizer: tokenizer of the model; by default, the tokenizer beside its weights, or the
             tokenizer that the run.yaml of the checkpoint names.
         text: key of the texts in the dataset's name.
