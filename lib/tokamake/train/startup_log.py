@@ -109,6 +109,8 @@ def changed_settings(value: BaseModel, default: BaseModel, *, prefix: str = "") 
         default = type(value).model_validate({"name": kind})
     for name in type(default).model_fields:
         setting, default_setting = getattr(value, name), getattr(default, name)
+        if isinstance(setting, BaseModel) and default_setting is None:
+            default_setting = type(setting)()  # the section of an objective
         if isinstance(setting, BaseModel) and isinstance(default_setting, BaseModel):
             yield from changed_settings(setting, default_setting, prefix=f"{prefix}{name}.")
         elif setting != default_setting:
