@@ -176,6 +176,13 @@ TOOLS = {
         "complete": Command("serve", "localhost:5000 --prompts prompts.txt"),
     },
     "Retrieval": {
+        "embed-passages": Command(
+            "retrieval", "passages.tsv --checkpoint results/ict/training --output blocks/wiki.json"
+        ),
+        "embed-questions": Command(
+            "retrieval",
+            "questions.tsv --checkpoint results/ict/training --output questions/nq.json",
+        ),
         "embed-blocks": Command(
             "retrieval",
             "merged/wiki-0000_text --checkpoint results/ict/training"

@@ -13,15 +13,17 @@ from tests.support.biencoders import Oracle, biencoder
 from tests.support.hf_folder import from_hf, write
 from tests.support.ranks import spawn
 from tests.support.sentence_data import VOCAB_SIZE, SentenceData
-from tokamake.checkpoint.detect import open_any
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.tokenize.tokenize import tokenize
+from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
 from tokamake.inference.layout import Peers
 from tokamake.retrieval.dataset_blocks import open_blocks
 from tokamake.retrieval.embed_blocks import embed_blocks
+from tokamake.retrieval.embed_passages import embed_passages
+from tokamake.retrieval.embed_questions import embed_questions
 from tokamake.retrieval.embeddings import open_embeddings
-from tokamake.retrieval.text_vectors import TextTower, write_vectors
+from tokamake.retrieval.text_vectors import Embedder
 from tokamake.runtime.ranks import Ranks
 
 LENGTH, CLS, SEP = 32, 2, 3
@@ -72,7 +74,7 @@ def test_vectors_equal_transformers(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     embedded = embed(folder, sentences, tmp_path, titles=titles, batch_size=3)
-    assert "; 1 document without a block, for a sentence of more than 512 tokens" in (
+    assert ": 1 document without a block, for a sentence of more than 512 tokens" in (
         capsys.readouterr().out
     )
     oracle = Oracle(SHAPE)
@@ -98,16 +100,17 @@ def on_ranks(folder: Path, tokenizer: Path, output: Path) -> None:
     size = dist.get_world_size() if dist.is_initialized() else 1
     rank = dist.get_rank() if size > 1 else 0
     peers = Peers(Ranks(rank, size, rank, size), torch.device("cpu"))
-    tower = TextTower(open_any(folder / "model"), "block", peers=peers)
-    blocks = open_blocks(folder / "wiki_text", text="text", titles="title", length=LENGTH)
-    write_vectors(
-        blocks.texts({"cls": CLS, "sep": SEP}, number=0),
-        tower,
-        manifest=output / "wiki.json",
-        made_from={},
+    embedder = Embedder(
+        folder / "model",
+        "block",
+        tokenizer=tokenizer,
+        sequence_length=LENGTH,
         batch_size=4,
-        is_first=peers.is_first,
+        peers=peers,
     )
+    blocks = open_blocks(folder / "wiki_text", text="text", titles="title", length=LENGTH)
+    texts = blocks.texts({"cls": CLS, "sep": SEP}, number=0)
+    embedder.write(texts, manifest=output / "wiki.json", made_from={})
 
 
 @pytest.mark.ranks
@@ -117,6 +120,37 @@ def test_ranks_write_the_same_bytes(folder: Path, sentences: SentenceData, tmp_p
     for name in ("wiki.npy", "wiki.ids.npy", "wiki.json"):
         alone, shared = ((tmp_path / each / name).read_bytes() for each in ("alone", "shared"))
         assert alone == shared, name
+
+
+def test_passages_and_questions_have_a_tower_each(
+    folder: Path, sentences: SentenceData, tmp_path: Path
+) -> None:
+    passages = [(5, "One two.", "A"), (3, "Three " * 50, ""), (9, "Four five six seven.", "B c")]
+    lines = [f"{number}\t{text}\t{title}" for number, text, title in passages]
+    (tmp_path / "passages.tsv").write_text("\n".join(["id\ttext\ttitle", *lines]) + "\n")
+    (tmp_path / "questions.tsv").write_text('one\t["two"]\nfour five\t["six"]\n')
+    options: dict[str, Any] = {"checkpoint": folder / "model", "tokenizer": sentences.tokenizer}
+    options |= {"sequence_length": LENGTH, "batch_size": 2}
+    embed_passages([tmp_path / "passages.tsv"], output=tmp_path / "p" / "wiki.json", **options)
+    embed_questions(tmp_path / "questions.tsv", output=tmp_path / "q" / "nq.json", **options)
+    encode, oracle = open_tokenizer(sentences.tokenizer).encode_batch, Oracle(SHAPE)
+    rows = []
+    for _, text, title in passages:
+        ids, of_title = (list(each) for each in encode([text, title]))
+        rows.append([*[CLS, *of_title, SEP, *ids][: LENGTH - 1], SEP])
+    asked = [[CLS, *encode([text])[0], SEP] for text in ("one", "four five")]
+    blocks, questions = open_embeddings(tmp_path / "p"), open_embeddings(tmp_path / "q")
+    assert (blocks.ids.tolist(), questions.ids.tolist()) == ([5, 3, 9], [0, 1])
+    assert blocks.facts["made_from"]["model"] == questions.facts["made_from"]["model"]
+    for number, store, tokens in [(1, blocks, rows), (0, questions, asked)]:
+        for place, row in enumerate(tokens):
+            whole = torch.tensor([row])
+            with torch.no_grad():
+                (expected,) = oracle(
+                    whole, torch.zeros_like(whole, dtype=torch.bool), number=number
+                )
+            found = store.take(np.array([place]))[0]
+            np.testing.assert_allclose(found, expected.numpy(), rtol=2e-3, atol=2e-3)
 
 
 def test_mistakes_are_one_line(folder: Path, sentences: SentenceData, tmp_path: Path) -> None:

@@ -10,11 +10,10 @@ import numpy.typing as npt
 from tokamake import _csrc
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.errors import UserError
-from tokamake.retrieval.text_vectors import TokenizedText
+from tokamake.retrieval.text_vectors import NUM_SPECIAL, TokenizedText
 from tokamake.train.objectives.ict.blocks import title_lengths, title_of, with_special_tokens
 from tokamake.train.objectives.ict.titles import check_titles, title_names
 
-_NUM_SPECIAL = 3
 BLOCK_BITS = 32
 """The id of a block is the number of its dataset in the bits above, and its own number here."""
 
@@ -72,7 +71,7 @@ def open_blocks(prefix: Path, *, text: str, titles: str, length: int) -> Dataset
         lengths,
         num_epochs=1,
         max_num_samples=2**62,
-        max_seq_length=length - _NUM_SPECIAL,
+        max_seq_length=length - NUM_SPECIAL,
         seed=1,
         use_one_sent_blocks=True,
     )
@@ -93,4 +92,4 @@ def find_titles(prefix: Path, *, text: str, titles: str) -> Path:
 
 
 def _max_title(length: int) -> int:
-    return (length - _NUM_SPECIAL) // 2
+    return (length - NUM_SPECIAL) // 2

@@ -37,48 +37,40 @@ def embed_blocks(
         batch_size: blocks per forward pass of a rank.
     """
     from tokamake import files
-    from tokamake.checkpoint.detect import open_any
-    from tokamake.checkpoint.load_model import sequence_length_of, tokenizer_of
-    from tokamake.data.samples.sentence_masking import special_tokens
+    from tokamake.data.indexed.manifest import check_tokenizer
+    from tokamake.data.indexed.paths import idx_path
     from tokamake.errors import UserError
     from tokamake.inference.layout import peers
     from tokamake.retrieval.dataset_blocks import BLOCK_BITS, open_blocks
     from tokamake.retrieval.products import check_name
-    from tokamake.retrieval.text_vectors import TextTower, write_vectors
+    from tokamake.retrieval.text_vectors import Embedder
     from tokamake.runtime.console import counted
 
     check_name(output)
     if not 0 <= number < 1 << (63 - BLOCK_BITS):
         raise UserError(f"--number: {number}: give 0 to {(1 << (63 - BLOCK_BITS)) - 1}")
-    if batch_size < 1:
-        raise UserError(f"--batch-size: {batch_size}: give 1 or more")
     with peers() as ranks:
+        embedder = Embedder(
+            checkpoint,
+            "block",
+            tokenizer=tokenizer,
+            sequence_length=sequence_length,
+            batch_size=batch_size,
+            peers=ranks,
+        )
         with ranks.together():
-            opened = open_any(checkpoint)
-            opened_tokenizer = tokenizer_of(opened, tokenizer)
-            tokens = special_tokens(opened_tokenizer, ("cls", "sep"), path=tokenizer or opened.path)
-            length = sequence_length_of(opened, sequence_length)
-            blocks = open_blocks(prefix, text=text, titles=titles, length=length)
-            tower = TextTower(opened, "block", peers=ranks)
+            blocks = open_blocks(prefix, text=text, titles=titles, length=embedder.length)
+            check_tokenizer(prefix, embedder.tokenizer)
         made_from = {
             "dataset": str(prefix),
-            "idx": files.sha256(Path(f"{prefix}.idx")),
+            "idx": files.sha256(idx_path(prefix)),
             "titles": titles,
             "text": text,
-            "sequence_length": length,
         }
-        num_vectors = write_vectors(
-            blocks.texts(tokens, number=number),
-            tower,
-            manifest=output,
-            made_from=made_from,
-            batch_size=batch_size,
-            is_first=ranks.is_first,
-        )
-        left_out = ""
+        texts = blocks.texts(embedder.tokens, number=number)
+        embedder.write(texts, manifest=output, made_from=made_from)
         if blocks.num_left_out:
             documents = counted(blocks.num_left_out, "document")
-            left_out = f"; {documents} without a block, for a sentence of more than 512 tokens"
-        ranks.ranks.print_once(
-            f"{output}: {num_vectors:,} vectors of width {tower.dimension}{left_out}"
-        )
+            ranks.ranks.print_once(
+                f"{prefix}: {documents} without a block, for a sentence of more than 512 tokens"
+            )

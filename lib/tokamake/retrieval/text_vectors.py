@@ -18,14 +18,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tokamake.checkpoint import model_tensors
-from tokamake.checkpoint.load_model import verify
+from tokamake.checkpoint.detect import open_any
+from tokamake.checkpoint.load_model import sequence_length_of, tokenizer_of, verify
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
+from tokamake.data.samples.sentence_masking import special_tokens
 from tokamake.errors import UserError
 from tokamake.inference.layout import Peers
 from tokamake.retrieval.embeddings import new_shard
+from tokamake.runtime.console import counted
+from tokamake.train.objectives.ict.blocks import with_special_tokens
 
 Side = Literal["query", "block"]
 """Side of a pair that a tower embeds."""
+NUM_SPECIAL = 3
+"""[CLS], and [SEP] after title and text."""
 _BATCHES = 64
 """Batches whose texts are sorted by length together."""
 
@@ -102,29 +108,70 @@ class TextTower:
         return {number: array for part in every for number, array in part.items()}
 
 
-def write_vectors(
-    texts: Iterable[TokenizedText],
-    tower: TextTower,
-    *,
-    manifest: Path,
-    made_from: dict[str, Any],
-    batch_size: int,
-    is_first: bool,
-) -> int:
-    """Embed texts to a shard of embeddings, which rank 0 writes; return its number of vectors."""
-    num_vectors = 0
-    with ExitStack() as stack:
-        writer = None
-        if is_first:
-            facts = {"model": tower.digest, **made_from}
-            writer = stack.enter_context(
-                new_shard(manifest, dimension=tower.dimension, made_from=facts)
-            )
-        for ids, vectors in tower.vectors(texts, batch_size=batch_size):
-            assert writer is not None, "rank 0 gets the vectors"
-            writer.append(ids, vectors)
-            num_vectors += len(ids)
-    return num_vectors
+class Embedder:
+    """Embeds texts to a shard of embeddings.
+
+    Attributes:
+        tokenizer: tokenizer of the model.
+        tokens: special tokens: cls, sep.
+        length: most tokens of a text.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        side: Side,
+        *,
+        tokenizer: Path | None,
+        sequence_length: int | None,
+        batch_size: int,
+        peers: Peers,
+    ) -> None:
+        if batch_size < 1:
+            raise UserError(f"--batch-size: {batch_size}: give 1 or more")
+        self._peers, self._batch_size = peers, batch_size
+        with peers.together():
+            opened = open_any(checkpoint)
+            self.tokenizer = tokenizer_of(opened, tokenizer)
+            path = tokenizer or opened.path
+            self.tokens = special_tokens(self.tokenizer, ("cls", "sep"), path=path)
+            self.length = sequence_length_of(opened, sequence_length)
+            self._tower = TextTower(opened, side, peers=peers)
+
+    def write(
+        self, texts: Iterable[TokenizedText], *, manifest: Path, made_from: dict[str, Any]
+    ) -> int:
+        """Embed texts; rank 0 writes the shard. Return its number of vectors on rank 0."""
+        num_vectors = 0
+        with ExitStack() as stack:
+            writer = None
+            if self._peers.is_first:
+                facts = {
+                    "model": self._tower.digest,
+                    "sequence_length": self.length,
+                    "tokenizer": self.tokenizer.fingerprint,
+                    **made_from,
+                }
+                writer = stack.enter_context(
+                    new_shard(manifest, dimension=self._tower.dimension, made_from=facts)
+                )
+            for ids, vectors in self._tower.vectors(texts, batch_size=self._batch_size):
+                assert writer is not None, "rank 0 gets the vectors"
+                writer.append(ids, vectors)
+                num_vectors += len(ids)
+        if self._peers.is_first:
+            width = self._tower.dimension
+            print(f"{manifest}: {counted(num_vectors, 'vector')} of width {width}", flush=True)
+        return num_vectors
+
+    def tokenized(self, number: int, text: str, *, title: str | None = None) -> TokenizedText:
+        """Tokens of a text with special ones, as the objective ict has them."""
+        parts = [text] if title is None else [text, title]
+        ids = [np.array(each) for each in self.tokenizer.encode_batch(parts)]
+        longest = (self.length - NUM_SPECIAL) // 2
+        title_ids = None if title is None else ids[1][:longest]
+        framed = with_special_tokens(ids[0], title_ids, tokens=self.tokens, length=self.length)
+        return TokenizedText(number, framed)
 
 
 def _digest(weights: dict[str, Tensor]) -> str:

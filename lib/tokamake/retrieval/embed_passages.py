@@ -1,0 +1,53 @@
+"""Stage `embed-passages`: vectors of passages of files, by the tower of blocks."""
+
+from pathlib import Path
+
+
+def embed_passages(
+    passages: list[Path],
+    /,
+    *,
+    checkpoint: Path,
+    output: Path,
+    tokenizer: Path | None = None,
+    sequence_length: int | None = None,
+    batch_size: int = 64,
+) -> None:
+    """Embed the passages of files to a shard of embeddings.
+
+    A passage is [CLS] title [SEP] text [SEP], as a block of the objective ict. Several ranks share
+    the passages: `torchrun --nproc-per-node 4 -m tokamake embed-passages …`. The vectors do not
+    depend on the number of ranks.
+
+    Args:
+        passages: tsv files with the header id, text, title, or jsonl files with these keys.
+        checkpoint: folder of a biencoder in any format, or of a run, whose newest one counts.
+        output: manifest to write, NAME.json; NAME.npy and NAME.ids.npy are beside it.
+        tokenizer: tokenizer of the model; by default, the tokenizer beside its weights, or the
+            tokenizer that the run.yaml of the checkpoint names.
+        sequence_length: most tokens of a passage; by default as in the training of the model, else
+            as many as it sees.
+        batch_size: passages per forward pass of a rank.
+    """
+    from tokamake import files
+    from tokamake.inference.layout import peers
+    from tokamake.retrieval.evidence import read_evidence
+    from tokamake.retrieval.products import check_name
+    from tokamake.retrieval.text_vectors import Embedder
+
+    check_name(output)
+    with peers() as ranks:
+        embedder = Embedder(
+            checkpoint,
+            "block",
+            tokenizer=tokenizer,
+            sequence_length=sequence_length,
+            batch_size=batch_size,
+            peers=ranks,
+        )
+        texts = (
+            embedder.tokenized(passage.id, passage.text, title=passage.title)
+            for passage in read_evidence(passages)
+        )
+        made_from = {"passages": [files.sha256(path) for path in passages]}
+        embedder.write(texts, manifest=output, made_from=made_from)
