@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -88,6 +89,20 @@ def test_a_line_of_the_log_sums_up_outcomes() -> None:
         + ", ".join(f"3 status {status}" for status in range(400, 408))
         + ", 6 for other reasons; 7 of them are transient"
     )
+
+
+def test_the_log_shows_progress(
+    site: WebSite,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("tokamake.data.urls.fetch_shard._PROGRESS_SECONDS", 0.05)
+    urls = [f"{site.url}/{number}" for number in range(6)]
+    fetch(urls, tmp_path / "list/0.warc.gz", host_seconds=0.05)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines
+    assert all(re.fullmatch(r"0.warc.gz: [0-6] pages and 0 failures of 6 URLs", s) for s in lines)
 
 
 def test_other_readers_of_warc_files_agree(site: WebSite, tmp_path: Path) -> None:
