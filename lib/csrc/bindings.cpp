@@ -1,6 +1,6 @@
 // Python bindings of everything but decoding, masking, texts and their statistics. NumPy arrays
 // come in by reference, and results are new arrays. Longer work runs without Python's global
-// interpreter lock.
+// interpreter lock. lib/tokamake/_csrc.pyi documents all functions.
 #include "bindings.hpp"
 
 #include <algorithm>
@@ -303,10 +303,8 @@ PYBIND11_MODULE(_csrc, module) {
   module.def("build_sample_index", &build_sample_index, py::arg("lengths").noconvert(),
              py::arg("document_index").noconvert(), py::arg("sequence_length"),
              py::arg("num_epochs"), py::arg("tokens_per_epoch"), py::kw_only(),
-             py::arg("wide") = false,
-             "Rows (position in document_index, offset) of each sample's first token.");
-  module.def("map_file", &map_file, py::arg("path"),
-             "Map a file into memory, without an open file descriptor.");
+             py::arg("wide") = false);
+  module.def("map_file", &map_file, py::arg("path"));
   py::class_<tokamake::Blender>(module, "Blender", "A blend that is drawn in blocks.")
       .def(py::init([](const Float64Array& weights, bool widest) {
              return tokamake::Blender::of_weights(to_vector(weights), lanes(widest));
@@ -317,20 +315,16 @@ PYBIND11_MODULE(_csrc, module) {
           [](const Int64Array& sizes, bool widest) {
             return tokamake::Blender::of_sizes(to_vector(sizes), lanes(widest));
           },
-          py::arg("sizes").noconvert(), py::kw_only(), py::arg("widest") = true,
-          "Start a blend of all samples of all datasets.")
-      .def("draw", &draw_blend, py::arg("size"),
-           "Dataset of each of the next samples, and number of the sample in it.");
+          py::arg("sizes").noconvert(), py::kw_only(), py::arg("widest") = true)
+      .def("draw", &draw_blend, py::arg("size"));
   py::class_<tokamake::ExactBlend>(module, "ExactBlend", "Exact blend in integers.")
       .def(py::init([](const Int64Array& counts) {
              return std::make_unique<tokamake::ExactBlend>(to_vector(counts));
            }),
            py::arg("counts").noconvert())
-      .def("block", &exact_block, py::arg("start"), py::arg("stop"),
-           "Dataset of each sample of a block, and number of the sample in it.");
+      .def("block", &exact_block, py::arg("start"), py::arg("stop"));
   module.def("shuffle", &shuffle<uint32_t>, py::arg("values").noconvert(),
-             py::arg("key").noconvert(), py::arg("position"),
-             "Shuffle in place like numpy's RandomState; return the generator's new position.");
+             py::arg("key").noconvert(), py::arg("position"));
   module.def("shuffle", &shuffle<int32_t>, py::arg("values").noconvert(),
              py::arg("key").noconvert(), py::arg("position"));
   module.def("shuffle", &shuffle<int64_t>, py::arg("values").noconvert(),
@@ -338,26 +332,20 @@ PYBIND11_MODULE(_csrc, module) {
   module.def("build_mapping", &build_mapping, py::arg("documents").noconvert(),
              py::arg("lengths").noconvert(), py::kw_only(), py::arg("num_epochs"),
              py::arg("max_num_samples"), py::arg("max_seq_length"), py::arg("short_seq_prob"),
-             py::arg("seed"), py::arg("min_num_sent"),
-             "Rows (first sentence, end, target tokens) of samples of whole sentences.");
+             py::arg("seed"), py::arg("min_num_sent"));
   module.def("build_blocks_mapping", &build_blocks_mapping, py::arg("documents").noconvert(),
              py::arg("lengths").noconvert(), py::arg("title_lengths").noconvert(), py::kw_only(),
              py::arg("num_epochs"), py::arg("max_num_samples"), py::arg("max_seq_length"),
-             py::arg("seed"), py::arg("use_one_sent_blocks"),
-             "Rows (first sentence, end, document, block) of blocks of whole sentences.");
-  module.def("find_marked", &find_marked, py::arg("texts"), py::arg("table").noconvert(),
-             "Find the texts that hold a marked code point.");
+             py::arg("seed"), py::arg("use_one_sent_blocks"));
+  module.def("find_marked", &find_marked, py::arg("texts"), py::arg("table").noconvert());
   module.def("pack", &pack, py::arg("ids").noconvert(), py::arg("lengths").noconvert(),
-             py::kw_only(), py::arg("bos"), py::arg("eod"), py::arg("dtype"),
-             "Tokens of all documents, with bos before and eod after each that is not empty.");
+             py::kw_only(), py::arg("bos"), py::arg("eod"), py::arg("dtype"));
   py::class_<tokamake::Words>(module, "Words",
                               "Splits texts into words and caches the tokens of each word.")
       .def(py::init(&make_words), py::arg("kinds").noconvert(), py::arg("whole"), py::kw_only(),
            py::arg("capacity"))
-      .def("split", &split_words, py::arg("texts"),
-           "Split texts; return the words without cached tokens.")
-      .def("finish", &finish_words, py::arg("ids").noconvert(), py::arg("lengths").noconvert(),
-           "Add the tokens of the missing words; return the tokens of all texts.");
+      .def("split", &split_words, py::arg("texts"))
+      .def("finish", &finish_words, py::arg("ids").noconvert(), py::arg("lengths").noconvert());
   bind_decoding(module);
   bind_language(module);
   bind_masking(module);

@@ -58,10 +58,8 @@ void bind_minhash(py::module_& module) {
       .def(py::init(&make), py::arg("characters").noconvert(), py::kw_only(),
            py::arg("of_characters"), py::arg("shingle"), py::arg("bands"), py::arg("rows"),
            py::arg("seed"))
-      .def("sign", &sign, py::arg("texts"), "Keys of each text in each band.");
+      .def("sign", &sign, py::arg("texts"));
   module.def("join_clusters", &join_clusters, py::arg("parents").noconvert(),
-             py::arg("first").noconvert(), py::arg("second").noconvert(),
-             "Join the clusters of pairs of documents.");
-  module.def("resolve_clusters", &resolve_clusters, py::arg("parents").noconvert(),
-             "Let each document name the smallest one of its cluster.");
+             py::arg("first").noconvert(), py::arg("second").noconvert());
+  module.def("resolve_clusters", &resolve_clusters, py::arg("parents").noconvert());
 }

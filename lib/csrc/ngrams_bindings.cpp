@@ -68,12 +68,12 @@ void bind_ngrams(py::module_& module) {
   py::class_<NgramIndex>(module, "NgramIndex", "N-grams of evaluation sets.")
       .def(py::init(&make<NgramIndex>), py::arg("characters").noconvert(), py::kw_only(),
            py::arg("longest"), py::arg("shortest"))
-      .def("add", &add, py::arg("text"), py::arg("set"), "Add the n-grams of a text of a set.")
-      .def("finish", &NgramIndex::finish, "Sort the n-grams, after the last one is added.")
+      .def("add", &add, py::arg("text"), py::arg("set"))
+      .def("finish", &NgramIndex::finish)
       .def("__len__", &NgramIndex::size)
-      .def("find", &find, py::arg("text"), "Words of a text, and its n-grams that are known.");
+      .def("find", &find, py::arg("text"));
   py::class_<WordWindows>(module, "WordWindows", "N-grams of texts, chosen by their hashes.")
       .def(py::init(&make<WordWindows>), py::arg("characters").noconvert(), py::kw_only(),
            py::arg("size"), py::arg("group"))
-      .def("find", &find_windows, py::arg("text"), "Hashes and places of the chosen n-grams.");
+      .def("find", &find_windows, py::arg("text"));
 }

@@ -109,17 +109,12 @@ py::tuple encode_utf8(tokamake::ByteLevel& tokenizer, const UInt8Array& utf8,
 }  // namespace
 
 void bind_texts(py::module_& module) {
-  module.def(
-      "json_texts", &json_texts, py::arg("lines"), py::arg("key"),
-      "Concatenated texts under a key of lines of JSON, the end of each text and of each line; "
-      "None if a line is not a plain object with such a text.");
+  module.def("json_texts", &json_texts, py::arg("lines"), py::arg("key"));
   py::class_<tokamake::ByteLevel>(module, "ByteLevel",
                                   "Byte-level BPE with GPT-2's pre-tokenization.")
       .def(py::init(&make), py::arg("classes").noconvert(), py::arg("bytes").noconvert(),
            py::arg("merges").noconvert(), py::kw_only(), py::arg("added"),
            py::arg("add_prefix_space"))
-      .def("encode", &encode, py::arg("texts"),
-           "Concatenated tokens of all texts, and the tokens of each text.")
-      .def("encode_utf8", &encode_utf8, py::arg("utf8").noconvert(), py::arg("ends").noconvert(),
-           "The same for concatenated texts in valid UTF-8.");
+      .def("encode", &encode, py::arg("texts"))
+      .def("encode_utf8", &encode_utf8, py::arg("utf8").noconvert(), py::arg("ends").noconvert());
 }
