@@ -18,10 +18,25 @@ ARGUMENTS = "collected.json"
 """File beside the socket: the files and folders that pytest was asked for."""
 
 
+class _Failures:
+    """Forgets modules that cannot be imported: workers would take them for modules without tests.
+
+    pytest leaves such a module, half made, in `sys.modules`.
+    """
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            path = str(Path(report.nodeid.partition("::")[0]).absolute())
+            for name, module in [*sys.modules.items()]:
+                if getattr(module, "__file__", None) == path:
+                    del sys.modules[name]
+
+
 def _main() -> None:
     path = Path(sys.argv[1])
     asked = json.loads(path.with_name(ARGUMENTS).read_text())
-    pytest.main(["--collect-only", "-qq", "--show-capture=no", "-p", "no:cacheprovider", *asked])
+    options = ["--collect-only", "-qq", "--show-capture=no", "-p", "no:cacheprovider"]
+    pytest.main([*options, *asked], plugins=[_Failures()])
     gc.collect()
     gc.freeze()
     if request := Server(path).serve():

@@ -18,9 +18,10 @@ from tests.support.layouts import laid_out, parallel
 from tests.support.ranks import spawn
 from tests.support.runs import ARCHITECTURE, make_run, train_here
 from tokamake import files
-from tokamake.checkpoint.native import dcp_reader
+from tokamake.checkpoint.convert import convert
+from tokamake.checkpoint.native import dcp_storage
 from tokamake.checkpoint.native import format as plug_in
-from tokamake.checkpoint.native.folder import DESCRIPTION
+from tokamake.checkpoint.native.folder import DESCRIPTION, read_description
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.checkpoint.tensors.copy import fill
@@ -214,6 +215,13 @@ def test_holes_take_no_space_until_they_are_filled(saved: Path, tmp_path: Path) 
     assert planned.offset % 64 == 0
 
 
+def test_a_converted_checkpoint_has_the_hashes_of_its_files(saved: Path, tmp_path: Path) -> None:
+    convert(source=saved, target=tmp_path / "a", format="native")
+    folder = tmp_path / "a" / SAVED
+    names = {path.name for path in folder.iterdir()} - {DESCRIPTION}
+    assert read_description(folder)["files"].keys() == names
+
+
 def test_a_run_starts_from_a_laid_out_checkpoint(root: Path, saved: Path, tmp_path: Path) -> None:
     folder = lay_out(
         tmp_path / SAVED, plug_in.open_checkpoint(saved), target=Target(max_shard_bytes=60_000)
@@ -244,7 +252,7 @@ def test_a_run_continues_from_a_laid_out_checkpoint(
 
 def test_reading_agrees_with_dcp(saved: Path) -> None:
     metadata, expected = (
-        dcp_reader.DcpReader(saved).read_metadata(),
+        dcp_storage.DcpReader(saved).read_metadata(),
         dcp.FileSystemReader(saved).read_metadata(),
     )
     for name in ("state_dict_metadata", "planner_data", "storage_data", "version"):
