@@ -17,7 +17,8 @@ import torch
 from tests.support.faults import Inject
 from tokamake.checkpoint.native.folder import check_files
 from tokamake.checkpoint.native.resume_state import newest_state
-from tokamake.checkpoint.native.training_state import fill, saved_in
+from tokamake.checkpoint.native.training_state import fill
+from tokamake.checkpoint.torch_files import dcp_metadata
 from tokamake.errors import UserError
 from tokamake.train.checkpoints.resume import state_before
 
@@ -143,7 +144,7 @@ def tensor_bytes(folder: Path) -> dict[str, bytes]:
         check_files(folder)
         tensors = {
             key: torch.empty(value.size, dtype=value.dtype.torch)
-            for key, value in saved_in(folder).items()
+            for key, value in dcp_metadata.read(folder).items()
         }
         fill(folder, tensors)
         _READ[key] = {key: tensor.numpy().tobytes() for key, tensor in tensors.items()}

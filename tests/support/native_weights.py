@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from tokamake.checkpoint.native.folder import read_model
-from tokamake.checkpoint.native.training_state import fill, saved_in
+from tokamake.checkpoint.native.training_state import fill
+from tokamake.checkpoint.torch_files import dcp_metadata
 from tokamake.config.architecture import Architecture
 
 
@@ -15,7 +16,7 @@ def read(folder: Path) -> tuple[Architecture, dict[str, Tensor], int]:
     architecture, iteration = read_model(folder)
     tensors = {
         key: torch.empty(value.size, dtype=value.dtype.torch)
-        for key, value in saved_in(folder).items()
+        for key, value in dcp_metadata.read(folder).items()
         if key.startswith("model.")
     }
     fill(folder, tensors)

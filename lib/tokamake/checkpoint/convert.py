@@ -232,11 +232,7 @@ def _check_zero(format: str, num_ranks: int, *, stage: int) -> None:
 
 
 def _summary(checkpoint: "Checkpoint", target: "Target") -> str:
-    from math import prod
-
-    weights = [key for key in checkpoint.source if key.startswith("model.")]
-    num_parameters = sum(prod(checkpoint.source.shapes[key]) for key in weights)
-    text = f"{num_parameters:,} parameters in {len(weights)} tensors"
+    text = checkpoint.source.weights_summary
     return f"{text}, {target.layout}" if str(target.layout) else text
 
 

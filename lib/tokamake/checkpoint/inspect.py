@@ -38,8 +38,6 @@ def inspect(path: Path, *, tensors: bool = False, values: bool = False) -> None:
 
 
 def _lines(checkpoint: "Checkpoint") -> "Iterator[tuple[str, str]]":
-    from math import prod
-
     from tokamake.checkpoint.detect import title
     from tokamake.checkpoint.tensors.checkpoint import Progress
 
@@ -54,10 +52,8 @@ def _lines(checkpoint: "Checkpoint") -> "Iterator[tuple[str, str]]":
             f"step {progress.iteration:,}, {progress.consumed_samples:,} samples, "
             f"{progress.consumed_tokens:,} tokens",
         )
-    weights = [key for key in source if key.startswith("model.")]
-    num_parameters = sum(prod(source.shapes[key]) for key in weights)
-    dtypes = sorted({_dtype(checkpoint, key) for key in weights})
-    yield "weights", f"{num_parameters:,} parameters in {len(weights)} tensors, {', '.join(dtypes)}"
+    dtypes = sorted({_dtype(checkpoint, key) for key in source if key.startswith("model.")})
+    yield "weights", f"{source.weights_summary}, {', '.join(dtypes)}"
     yield "optimizer", _optimizer(checkpoint)
     yield from _notes(checkpoint.notes)
     num_files = len({extent.file for extent in source.extents})

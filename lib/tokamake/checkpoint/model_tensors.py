@@ -57,6 +57,11 @@ def shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
     return by_name
 
 
+def weight_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of whole weights, by their keys in `Checkpoint.source`."""
+    return {f"model.{name}": tuple(shape) for name, shape in shapes(architecture).items()}
+
+
 def to_model(architecture: Architecture, tensors: "Mapping[str, Tensor]") -> "nn.Module":
     """Build a model whose parameters are the given tensors, with their dtype, without copying."""
     rename = plugins.load("models/*/model", architecture.family).Model.tensor_name

@@ -8,7 +8,7 @@ import numpy as np
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.tensors.cast import Array
 from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
-from tokamake.checkpoint.tensors.extents import FileChunk, Slices, whole_slices
+from tokamake.checkpoint.tensors.extents import FileChunk, Slices, size_of, whole_slices
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.config.architecture import Architecture, read_architecture
 from tokamake.data.tokenizers import open_tokenizer
@@ -41,8 +41,7 @@ class RandomSource(TensorSource):
 
     def __init__(self, architecture: Architecture, seed: int) -> None:
         super().__init__([], {})
-        shapes = model_tensors.shapes(architecture)
-        self.shapes = {f"model.{name}": shape for name, shape in shapes.items()}
+        self.shapes = model_tensors.weight_shapes(architecture)
         self._weights = model_tensors.random_weights(architecture, seed)
 
     def dtype(self, key: str) -> Dtype:  # noqa: ARG002
@@ -63,7 +62,7 @@ class RandomSource(TensorSource):
         return torch.from_numpy(self._draw(key, whole_slices(self.shapes[key])))
 
     def _draw(self, key: str, slices: Slices) -> Array:
-        drawn = np.empty([at.stop - at.start for at in slices], np.float32)
+        drawn = np.empty(size_of(slices), np.float32)
         name = key.removeprefix("model.")
         for at, values in self._weights.tiles(name, self.shapes[key], place=slices):
             drawn[at] = values

@@ -4,7 +4,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -132,27 +131,6 @@ def test_parts_that_overlap_and_leave_a_hole_are_damage(tmp_path: Path, columns:
         TensorSource(extents, {KEY: (5, 8) if columns else (8, 5)})
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "uint8"]
-)
-def test_a_number_is_read_in_any_dtype(tmp_path: Path, dtype: str) -> None:
-    kind = dtypes.named(dtype)
-    assert kind is not None
-    numbers = torch.tensor([3, 96], dtype=kind.torch)
-    (tmp_path / "a").write_bytes(numbers.view(torch.uint8).numpy().tobytes())
-    extent = Extent(tmp_path / "a", "x", 0, (2,), kind, (Chunk(KEY, (), 1),))
-    assert TensorSource([extent], {KEY: ()}).number(KEY) == 96.0
-
-
-def test_a_number_in_a_complex_dtype_is_refused(tmp_path: Path) -> None:
-    kind = dtypes.named("complex64")
-    assert kind is not None
-    (tmp_path / "a").write_bytes(bytes(8))
-    extent = Extent(tmp_path / "a", "x", 0, (), kind, (Chunk(KEY, ()),))
-    with pytest.raises(UserError, match=r"a: tensor x is torch\.complex64, which is not supp"):
-        TensorSource([extent], {KEY: ()}).number(KEY)
-
-
 FORMATS = ["hf", "mds", "mds-pipeline", "megatron", "torch-dist", "universal", "native"]
 CAST = [name for name in FORMATS if name != "universal"]
 
@@ -245,23 +223,3 @@ print(*(name for name in ("torch", "transformers", "safetensors") if name in sys
     command = [sys.executable, "-c", program, str(root)]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     return done.stdout.splitlines()[-1].split()
-
-
-def test_few_files_are_open_for_a_tensor_with_many_parts(tmp_path: Path) -> None:
-    paths = [tmp_path / f"{number}" for number in range(200)]
-    for number, path in enumerate(paths):
-        path.write_bytes(bytes([number]))
-
-    def open_files() -> int:
-        num_open = 0
-        for link in Path("/proc/self/fd").iterdir():
-            with suppress(FileNotFoundError):  # what lists them is open itself meanwhile
-                num_open += link.readlink().is_relative_to(tmp_path)
-        return num_open
-
-    with chunks.OpenFiles() as files:
-        for path in [*paths, *paths]:
-            content = os.pread(files.descriptor(path, os.O_RDONLY), 1, 0)
-            assert content == path.read_bytes()
-            assert 0 < open_files() <= 65
-    assert open_files() == 0

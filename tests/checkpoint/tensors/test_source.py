@@ -108,7 +108,8 @@ def test_the_first_rows_of_some_tensors(tmp_path: Path, halves: list[Extent]) ->
 
 
 @pytest.mark.parametrize(
-    "name", ["float64", "float32", "float16", "bfloat16", "int64", "int8", "uint8"]
+    "name",
+    ["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8"],
 )
 def test_a_number_is_read_without_torch(tmp_path: Path, name: str) -> None:
     value = torch.tensor(100, dtype=getattr(torch, name))

@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tokamake.checkpoint import latest
+from tokamake.checkpoint import latest, model_tensors
 from tokamake.checkpoint.megatron_model import module_tree
 from tokamake.checkpoint.megatron_model.args_reader import Description
 from tokamake.checkpoint.megatron_model.args_writer import argument_warnings, megatron_arguments
@@ -111,7 +111,7 @@ def opened(
     return description.checkpoint(
         format,
         folder,
-        states.source(weights, module_tree.weight_shapes(description.architecture)),
+        states.source(weights, model_tensors.weight_shapes(description.architecture)),
         layout=ParallelLayout(*ranks, data_parallel_size=num_ranks, zero_stage=stage),
         unread=("optimizer states without names, of ZeRO stage 0",) * has_unread,
         notes=states.notes | scheduler_note(state),

@@ -97,9 +97,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         replace(extent, chunks=stored[original].chunks, is_replica=True)
         for extent, original in extra.values()
     ]
-    shapes = model_tensors.shapes(architecture)
     # Checks that no file is too short; so the comparison of the copy comes after it.
-    source = TensorSource(located, {f"model.{name}": shape for name, shape in shapes.items()})
+    source = TensorSource(located, model_tensors.weight_shapes(architecture))
     copies = source.extents[len(extents) :]
     for (name, (extent, original)), copy in zip(extra.items(), copies, strict=True):
         if not _is_same(source, copy, stored=(extent, extents[original])):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokamake import files
+from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.format_protocol import CheckpointFormat
 from tokamake.checkpoint.latest import candidates
 from tokamake.checkpoint.megatron import optimizer_writer
@@ -150,7 +151,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     return description.checkpoint(
         "megatron",
         folder,
-        reader.states.source(weights, module_tree.weight_shapes(architecture)),
+        reader.states.source(weights, model_tensors.weight_shapes(architecture)),
         layout=layout,
         unread=reader.unread,
         notes={

@@ -278,9 +278,3 @@ def current_name(name: str, *, has_decoder: bool = False) -> str:
     for pattern, replacement in (*_OLD_NAMES, *of_decoder, *_CORE_NAMES):
         name = re.sub(pattern, replacement, name)
     return name
-
-
-def weight_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of whole weights, by their keys in `Checkpoint.source`."""
-    shapes = model_tensors.shapes(architecture)
-    return {f"model.{name}": tuple(shape) for name, shape in shapes.items()}

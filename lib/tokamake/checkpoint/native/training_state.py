@@ -23,7 +23,6 @@ from tokamake import files
 from tokamake.checkpoint.native.dcp_storage import DcpReader, DcpWriter
 from tokamake.checkpoint.native.folder import DESCRIPTION, VERSION, read_description
 from tokamake.checkpoint.torch_files import dcp_metadata
-from tokamake.checkpoint.torch_files.dcp_metadata import WholeTensor
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.sharding import ParameterChunk
@@ -129,7 +128,7 @@ def make_state(
     kinds: Mapping[str, str],
 ) -> None:
     """Allocate the states of an optimizer that a checkpoint has, for `load` to fill."""
-    saved = saved_in(folder)
+    saved = dcp_metadata.read(folder)
     for parameter in chunks:
         local = parameter.local
         for kind, shape_kind in kinds.items():
@@ -150,14 +149,9 @@ def room(
     return torch.zeros(shape, dtype=dtype, device=device)
 
 
-def saved_in(folder: Path) -> dict[str, WholeTensor]:
-    """Return shapes and dtypes of the tensors in a checkpoint, by key."""
-    return dcp_metadata.read(folder)
-
-
 def check(folder: Path, tensors: Tensors) -> None:
     """Check that a checkpoint has tensors of these names and shapes."""
-    saved = saved_in(folder)
+    saved = dcp_metadata.read(folder)
     for name, tensor in tensors.items():
         if (saved_tensor := saved.get(name)) is None:
             raise UserError(f"{folder}: has no {name}; name a checkpoint saved with these settings")
@@ -188,7 +182,7 @@ def load(folder: Path, tensors: Tensors) -> Any:
     """
     rank_key, state = f"rank.{dist.get_rank()}", dict(tensors)
     if read_description(folder)["world_size"] == dist.get_world_size():
-        size = saved_in(folder)[rank_key].size
+        size = dcp_metadata.read(folder)[rank_key].size
         state[rank_key] = torch.empty(size, dtype=torch.uint8)
     fill(folder, state)
     return _from_bytes(state[rank_key]) if rank_key in state else None

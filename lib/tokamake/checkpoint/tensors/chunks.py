@@ -18,7 +18,7 @@ import numpy as np
 from tokamake.checkpoint.tensors import cast
 from tokamake.checkpoint.tensors.cast import Array
 from tokamake.checkpoint.tensors.dtypes import Dtype
-from tokamake.checkpoint.tensors.extents import Chunk, FileChunk, Slices
+from tokamake.checkpoint.tensors.extents import Chunk, FileChunk, Slices, size_of
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.errors import UserError
 
@@ -64,7 +64,7 @@ class OpenFiles:
         """Map the elements of slices as raw bytes, with the strides that they have in the file."""
         extent, chunk = file_chunk
         width, start = extent.dtype.itemsize, first_byte(file_chunk, slices)
-        shape, steps = size(slices), [step * width for step in chunk.steps]
+        shape, steps = size_of(slices), [step * width for step in chunk.steps]
         span = width + sum((n - 1) * step for n, step in zip(shape, steps, strict=True))
         before = start % mmap.ALLOCATIONGRANULARITY  # a mapping begins at a page
         mapped = mmap.mmap(
@@ -82,7 +82,7 @@ class OpenFiles:
         pwrite raises an error when the disk is full; a mapping would end the process by a signal.
         """
         extent, chunk = file_chunk
-        shape, width = size(slices), extent.dtype.itemsize
+        shape, width = size_of(slices), extent.dtype.itemsize
         steps = [step * width for step in chunk.steps]
         outer, range_bytes = [*order_of(chunk)], width
         while outer and (shape[outer[-1]] == 1 or steps[outer[-1]] == range_bytes):
@@ -136,8 +136,8 @@ class ChunkReader:
         return reader
 
     def read(self, slices: Slices, order: Sequence[int]) -> Array:
-        """Read raw elements into an array of shape `[size(slices)[dim] for dim in order]`."""
-        shape = size(slices)
+        """Read raw elements into an array of shape `[size_of(slices)[dim] for dim in order]`."""
+        shape = size_of(slices)
         if self._values is not None:
             return np.ascontiguousarray(self._values(slices).transpose(order)).reshape(
                 [shape[dim] for dim in order]
@@ -149,7 +149,7 @@ class ChunkReader:
             if (common := common_slices(chunk.slices, slices)) is not None:
                 elements = self._view(number, common)
                 if extent.dtype != self._dtype:
-                    raw = np.ascontiguousarray(elements).reshape(size(common))
+                    raw = np.ascontiguousarray(elements).reshape(size_of(common))
                     elements = cast.converted(raw, extent.dtype, target=self._dtype)
                 within = _within(common, slices)
                 # numpy copies a 0-dimensional array when it is indexed.
@@ -172,7 +172,7 @@ def read_tensor(source: TensorSource, key: str, *, slices: Slices, files: OpenFi
     reader = ChunkReader.for_tensor(source, key, files=files)
     raw = reader.read(slices, range(len(slices)))
     flat = torch.from_numpy(raw.reshape(-1).view("u1")).view(source.dtype(key).torch)
-    return flat.view(size(slices))
+    return flat.view(size_of(slices))
 
 
 def num_not_finite(source: TensorSource, key: str) -> int:
@@ -228,10 +228,6 @@ def first_byte(file_chunk: FileChunk, slices: Slices) -> int:
     pairs = zip(slices, chunk.slices, chunk.steps, strict=True)
     element = chunk.start + sum((at.start - origin.start) * step for at, origin, step in pairs)
     return extent.offset + element * extent.dtype.itemsize
-
-
-def size(slices: Iterable[slice]) -> tuple[int, ...]:
-    return tuple(at.stop - at.start for at in slices)
 
 
 def common_slices(first: Slices, second: Slices) -> Slices | None:

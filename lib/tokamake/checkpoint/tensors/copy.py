@@ -21,7 +21,7 @@ from tokamake.checkpoint.tensors import cast, chunks
 from tokamake.checkpoint.tensors.cast import Array
 from tokamake.checkpoint.tensors.chunks import ChunkReader, OpenFiles
 from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
-from tokamake.checkpoint.tensors.extents import Extent, FileChunk, Slices, whole_slices
+from tokamake.checkpoint.tensors.extents import Extent, FileChunk, Slices, size_of, whole_slices
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.errors import UserError
 
@@ -178,7 +178,7 @@ class _TensorCopier:
         _, chunk = target
         columns = row[chunk.slices[1:]]
         for slab in chunks.slabs(chunk.slices, chunks.order_of(chunk), row_bytes=columns.nbytes):
-            rows = columns.reshape(1, *columns.shape).repeat(chunks.size(slab)[0], axis=0)
+            rows = columns.reshape(1, *columns.shape).repeat(size_of(slab)[0], axis=0)
             self._write(rows.view(f"V{FLOAT32.itemsize}"), target, slices=slab, dtype=FLOAT32)
 
     def mean(self) -> Array:
@@ -240,7 +240,7 @@ def _long_ranges(file_chunks: Iterable[FileChunk], target: FileChunk) -> list[_B
             continue
         width, outer = target[0].dtype.itemsize, [*range(len(slices))]
         steps = [[step * width for step in chunk.steps] for _, chunk in (file_chunk, target)]
-        range_bytes, shape = width, chunks.size(slices)
+        range_bytes, shape = width, size_of(slices)
         # Merge dimensions from the innermost outwards while both sides are contiguous.
         while outer and (
             shape[outer[-1]] == 1 or steps[0][outer[-1]] == steps[1][outer[-1]] == range_bytes

@@ -39,7 +39,7 @@ class Chunk(NamedTuple):
 
     @property
     def size(self) -> tuple[int, ...]:
-        return tuple(at.stop - at.start for at in self.slices)
+        return size_of(self.slices)
 
     @property
     def stop(self) -> int:
@@ -53,7 +53,7 @@ class Chunk(NamedTuple):
     @property
     def steps(self) -> tuple[int, ...]:
         """Stride in elements, also of a contiguous chunk."""
-        return _dense(self.size) if self.stride is None else self.stride
+        return dense_strides(self.size) if self.stride is None else self.stride
 
     def in_stack(self, index: int) -> "Chunk":
         """The chunk of a tensor that is one of a stack of tensors."""
@@ -63,6 +63,10 @@ class Chunk(NamedTuple):
     def view(self, flat: "Tensor") -> "Tensor":
         """Return the chunk as a view of the flat stored tensor."""
         return flat.as_strided(self.size, self.steps, self.start)
+
+
+def size_of(slices: Iterable[slice]) -> tuple[int, ...]:
+    return tuple(at.stop - at.start for at in slices)
 
 
 def whole_slices(shape: Iterable[int]) -> Slices:
@@ -87,8 +91,7 @@ def overlap(chunks: Sequence[Slices]) -> tuple[int, int] | None:
     return None
 
 
-def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor."""
+def dense_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
 
 
@@ -165,7 +168,7 @@ class Extent:
     def _strided(self, chunk: Chunk, stride: tuple[int, ...]) -> Chunk:
         """Express a chunk in elements of the file, for a tensor with these strides."""
         # Stride of a dimension in the contiguous tensor that `chunk` is a view of, in elements.
-        rows, remainder, last, start, steps = _dense(self.shape), chunk.start, [], 0, []
+        rows, remainder, last, start, steps = dense_strides(self.shape), chunk.start, [], 0, []
         for row, step in zip(rows, stride, strict=True):
             index, remainder = divmod(remainder, row)
             last.append(index)
@@ -211,7 +214,7 @@ class PlannedTensor:
 
     @property
     def stride(self) -> tuple[int, ...]:
-        return _dense(self.shape)
+        return dense_strides(self.shape)
 
     def extent(self, file: Path, name: str, offset: int) -> Extent:
         return Extent(file, name, offset, self.shape, self.dtype, self.chunks, self.is_replica)
@@ -249,7 +252,7 @@ def cut(chunks: Iterable[Chunk], start: int, stop: int) -> Iterator[Chunk]:
         position = first - start
         for slices in slices_of_range(size, first - chunk.start, stop=last - chunk.start):
             yield chunk._replace(slices=_shifted(slices, chunk.slices), start=position)
-            position += math.prod(at.stop - at.start for at in slices)
+            position += math.prod(size_of(slices))
 
 
 def _shifted(slices: Slices, origin: Slices) -> Slices:

@@ -71,6 +71,12 @@ class TensorSource:
                 "check that all files of the checkpoint are there"
             )
 
+    @property
+    def weights_summary(self) -> str:
+        """Number of parameters of the model, and of tensors that hold them."""
+        sizes = [math.prod(shape) for key, shape in self.shapes.items() if key.startswith("model.")]
+        return f"{sum(sizes):,} parameters in {len(sizes)} tensors"
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.shapes)
 

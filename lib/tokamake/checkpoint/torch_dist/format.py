@@ -158,7 +158,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     return description.checkpoint(
         "torch_dist",
         folder,
-        states.source(weights, module_tree.weight_shapes(architecture)),
+        states.source(weights, model_tensors.weight_shapes(architecture)),
         unread=unread,
         notes={**states.notes, **scheduler_note(common.value)},
     )

@@ -16,6 +16,7 @@ from typing import IO, Any, NamedTuple
 
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.dtypes import Dtype
+from tokamake.checkpoint.tensors.extents import dense_strides
 from tokamake.checkpoint.torch_files import pickle_bounds
 from tokamake.checkpoint.torch_files.allowed_globals import ATTRIBUTE, AllowedGlobals
 from tokamake.checkpoint.torch_files.pickle_bounds import sealed
@@ -68,12 +69,8 @@ class PickledTensor:
 
     @property
     def is_contiguous(self) -> bool:
-        dense = 1
-        for size, step in zip(reversed(self.shape), reversed(self.stride), strict=True):
-            if size != 1 and step != dense:
-                return not self.numel
-            dense *= size
-        return True
+        steps = zip(self.shape, self.stride, dense_strides(self.shape), strict=True)
+        return not self.numel or all(size == 1 or step == dense for size, step, dense in steps)
 
     def __setstate__(self, _: Any) -> None:
         # A pickle could otherwise change the place of a tensor after the checks.

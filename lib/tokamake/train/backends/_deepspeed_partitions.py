@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.native.flat_chunks import FlatChunks, chunks_of_range
+from tokamake.checkpoint.torch_files import dcp_metadata
 from tokamake.errors import UserError
 from tokamake.parallel.sharding import ParameterChunk
 from tokamake.train.backends import _deepspeed_internals as internals
@@ -83,7 +84,7 @@ def make_state(
     kinds: Mapping[str, str],
 ) -> None:
     """Allocate the optimizer states of a checkpoint for this rank's flat buffers."""
-    saved_tensors = training_state.saved_in(folder)
+    saved_tensors = dcp_metadata.read(folder)
     for fragment in fragments:
         state = optimizer.state[fragment.flat]
         for kind, like in kinds.items():

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokamake import files
+from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.deepspeed import folder as deepspeed_folder
 from tokamake.checkpoint.deepspeed.folder import VERSION
 from tokamake.checkpoint.deepspeed.folder import warnings as warnings
@@ -85,7 +86,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     return description.checkpoint(
         "universal",
         folder,
-        states.source((), module_tree.weight_shapes(architecture)),
+        states.source((), model_tensors.weight_shapes(architecture)),
         notes=_settings_note(folder / _ZERO) | _tokamake_notes(state),
     )
 
