@@ -29,6 +29,7 @@ from typing import Any
 import torch
 import yaml
 
+from tokamake.checkpoint.native.resume_state import GuardState
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.config.resolved_run import read_run
 from tokamake.config.train_sections import BadStepSettings
@@ -36,7 +37,6 @@ from tokamake.runtime.process_group import process_group
 from tokamake.runtime.ranks import Ranks
 from tokamake.runtime.restarts import newest_step
 from tokamake.train import metrics
-from tokamake.train.bad_steps import GuardState
 from tokamake.train.hooks.heartbeat import Heartbeat
 from tokamake.train.hooks.stragglers import Stragglers, product_seconds
 from tokamake.train.stability.spikes import find_fault

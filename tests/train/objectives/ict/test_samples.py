@@ -11,7 +11,8 @@ import pytest
 from tests.support.sentence_data import SEED, SentenceData
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.samples.index import index
-from tokamake.data.samples.loader import batches, open_samples
+from tokamake.data.samples.loader import open_samples
+from tokamake.data.samples.steps import batches
 from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.errors import UserError
 from tokamake.train.objectives.ict.samples import BlockSamples
