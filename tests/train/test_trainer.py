@@ -33,16 +33,16 @@ from tests.support.runs import (
 )
 from tokamake import files
 from tokamake.checkpoint.native.resume_state import ResumeState
-from tokamake.config.resolved_run import read_run, write_run
+from tokamake.config.resolved_run import Run, read_run, write_run
 from tokamake.data.samples.index import index
 from tokamake.data.samples.steps import StepBatch
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh
 from tokamake.runtime.exit_status import Stopped
 from tokamake.schedules import cosine
+from tokamake.train import train as train_stage
 from tokamake.train import trainer
 from tokamake.train.metrics import Metrics, Record, read
-from tokamake.train.objectives.causal.objective import Objective
 from tokamake.train.sampler import Sampler
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
@@ -130,11 +130,14 @@ class InMemory(Sampler):
             yield StepBatch(8 * step, 8, [*self.rows[step].reshape(4, 2, 17)], numbers)
 
 
-def test_an_objective_can_have_a_sampler_of_its_own(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = staticmethod(lambda run, *_, **__: InMemory(run))
-    monkeypatch.setattr(Objective, "make_sampler", made)
+def test_a_run_can_have_a_sampler_of_its_own(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_trainer = train_stage.run_trainer
+
+    def run_in_memory(run: Run, *arguments: Any, **options: Any) -> int:
+        options["make_sampler"] = lambda: InMemory(run)
+        return run_trainer(run, *arguments, **options)
+
+    monkeypatch.setattr(train_stage, "run_trainer", run_in_memory)
     config = make_run(root, "in-memory", train_steps=2, save_interval=1)
     assert train_here(config) == 0
     first, _ = losses(config)

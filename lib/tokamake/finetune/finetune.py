@@ -83,4 +83,5 @@ def finetune_run(
     ):
         deadline = Deadline.of_job(run.output, ranks, minutes=minutes)
         job = Job(ranks, device, deadline, heartbeat)
-        return run_trainer(resolved, job, data=data, start=start, finish=finish)
+        make_sampler = partial(data.make_sampler, resolved, ranks)
+        return run_trainer(resolved, job, make_sampler=make_sampler, start=start, finish=finish)

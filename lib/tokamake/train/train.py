@@ -6,7 +6,7 @@ Reads run.yaml. Writes the run's output folder and, last of all, train.json besi
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tokamake.errors import UserError
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tokamake.config.resolved_run import Run
     from tokamake.runtime.ranks import Ranks
     from tokamake.train.checkpoints.resume import ResumePoint
+    from tokamake.train.sampler import Sampler
     from tokamake.train.trainer import Job, Trainer
 
 _MAX_MINUTES = 1e6
@@ -97,7 +98,9 @@ def start_run(
     from tokamake.preflight.run import check_run, check_until_step, step_of_samples
     from tokamake.runtime.rank_errors import raise_on_all_ranks
     from tokamake.train.checkpoints.resume import locked_output, resume_point
+    from tokamake.train.data_verification import verify_data
     from tokamake.train.hooks.heartbeat import watched
+    from tokamake.train.index_sampler import IndexSampler
     from tokamake.train.numerics import with_precision
     from tokamake.train.stopping.deadline import Deadline
     from tokamake.train.trainer import Job
@@ -123,12 +126,17 @@ def start_run(
                 ranks.print_once(f"{run.output}: already at {place}; nothing to train")
                 _finish(current, ranks, state=state, step=until_step or last)
                 return 0
+
+            def make_sampler() -> IndexSampler:
+                verify_data(run, ranks, index, beat=heartbeat.beat)
+                return IndexSampler(run, ranks, index=index, unvalidated=start.unvalidated)
+
             deadline = Deadline.of_job(run.output, ranks, minutes=minutes)
             job = Job(ranks, device, deadline, heartbeat)
             return run_trainer(
                 run,
                 job,
-                data=index,
+                make_sampler=make_sampler,
                 start=start,
                 until_step=until_step,
                 finish=lambda trainer: _finish(
@@ -141,7 +149,7 @@ def run_trainer(
     run: "Run",
     job: "Job",
     *,
-    data: Any,
+    make_sampler: "Callable[[], Sampler]",
     start: "ResumePoint",
     finish: Callable[["Trainer"], None],
     until_step: int | None = None,
@@ -149,7 +157,7 @@ def run_trainer(
     """Train a checked run from `start` to `until_step`, or to its end.
 
     Args:
-        data: samples of the run, as `make_sampler` of its objective takes them.
+        make_sampler: opens the samples of the run; all ranks call it together.
         finish: writes the results once the last step is trained; all ranks call it.
 
     Returns:
@@ -159,7 +167,6 @@ def run_trainer(
     from tokamake.runtime.rank_errors import raise_on_all_ranks
     from tokamake.train.checkpoints.summary import write_environment
     from tokamake.train.numerics import deterministic_algorithms
-    from tokamake.train.objectives._base import objective_class
     from tokamake.train.startup_log import startup_log
     from tokamake.train.trainer import Trainer
 
@@ -171,10 +178,7 @@ def run_trainer(
             if ranks.rank == 0:
                 write_environment(run)
     with deterministic_algorithms(run.train.deterministic):
-        sampler = objective_class(run.train.objective).make_sampler(
-            run, ranks, data=data, unvalidated=start.unvalidated, beat=job.heartbeat.beat
-        )
-        trainer = Trainer(run, job, sampler=sampler, start=start, until_step=until_step)
+        trainer = Trainer(run, job, sampler=make_sampler(), start=start, until_step=until_step)
         trainer.train()
     if trainer.state.step < trainer.last_step:
         assert trainer.stopped

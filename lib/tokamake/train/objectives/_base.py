@@ -24,11 +24,7 @@ from tokamake.models.common.language_model import Predictions, predictions
 from tokamake.parallel.context import share
 from tokamake.parallel.loss import cross_entropy, num_right
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
-from tokamake.runtime.ranks import Ranks
 from tokamake.train.batch import HostBatch, MicroBatch, to_device
-from tokamake.train.data_verification import verify_data
-from tokamake.train.index_sampler import IndexSampler
-from tokamake.train.sampler import Sampler
 
 KIND = "train/objectives/*/objective"
 """Kind of the plug-ins that are objectives."""
@@ -76,28 +72,6 @@ class ObjectiveBase(ABC):
     def __init__(self, run: Run, mesh: Mesh = SINGLE_RANK, *, device: torch.device = _CPU) -> None:
         self.run, self.mesh, self.device = run, mesh, device
 
-    # ---- Samples of a run ----
-
-    @classmethod
-    def make_sampler(
-        cls,
-        run: Run,
-        ranks: Ranks,
-        *,
-        data: Any,
-        unvalidated: bool = False,
-        beat: Callable[[], object] = lambda: None,
-    ) -> Sampler:
-        """Open the samples of a run; all ranks call this together.
-
-        Args:
-            data: content of index.json, which is verified; an objective of tasks takes its rows.
-            unvalidated: whether an earlier job stopped before its last validation.
-            beat: notes progress while files are read.
-        """
-        verify_data(run, ranks, data, beat=beat)
-        return IndexSampler(run, ranks, index=data, unvalidated=unvalidated)
-
     @classmethod
     def read_data(
         cls,
@@ -107,7 +81,7 @@ class ObjectiveBase(ABC):
         sequence_length: int,
         say: Callable[[str], None] = print,
     ) -> Any:
-        """Read the rows of a task: its objective overrides this, and samples them."""
+        """Read the rows of a task, as data with `make_sampler`; its objective overrides this."""
         raise NotImplementedError
 
     # ---- From samples to a micro batch ----

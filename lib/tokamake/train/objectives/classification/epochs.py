@@ -114,6 +114,10 @@ class TaskData(NamedTuple):
     train: LabeledRows
     validation: LabeledRows
 
+    def make_sampler(self, run: Run, ranks: Ranks) -> "EpochSampler":
+        """Sample the rows in epochs."""
+        return EpochSampler(run, self, ranks=ranks)
+
 
 def read_data(
     finetune: FinetuneSettings,

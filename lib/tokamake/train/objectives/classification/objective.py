@@ -9,13 +9,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tokamake.config.finetune import FinetuneSettings
-from tokamake.config.resolved_run import Run
 from tokamake.models.common.language_model import Predictions
 from tokamake.parallel.loss import NO_LABEL
-from tokamake.runtime.ranks import Ranks
 from tokamake.train.batch import HostBatch
 from tokamake.train.objectives._base import Labels, Losses, ObjectiveBase
-from tokamake.train.objectives.classification.epochs import EpochSampler, TaskData, read_data
+from tokamake.train.objectives.classification.epochs import TaskData, read_data
 from tokamake.train.objectives.classification.rows import NO_CLASS, TaskRows
 
 
@@ -27,11 +25,6 @@ class Objective(ObjectiveBase):
     @classmethod
     def read_data(cls, finetune: FinetuneSettings, tokenizer: Path, **options: Any) -> TaskData:
         return read_data(finetune, tokenizer, **options)
-
-    @classmethod
-    def make_sampler(cls, run: Run, ranks: Ranks, *, data: TaskData, **_: Any) -> EpochSampler:
-        """Sample the rows of a task in epochs."""
-        return EpochSampler(run, data, ranks=ranks)
 
     def collate(self, rows: TaskRows) -> HostBatch:
         """Hide padding; no token has a label."""
