@@ -26,7 +26,6 @@ from tokamake.train.checkpoints.saving import CheckpointSaver
 from tokamake.train.hooks import FinishedStep, Hook, Training, open_hooks
 from tokamake.train.hooks.heartbeat import Heartbeat
 from tokamake.train.hooks.job_progress import retracted_on_error, say_stopped
-from tokamake.train.metrics import Record
 from tokamake.train.sampler import Sampler
 from tokamake.train.stability.step_guard import StepGuard
 from tokamake.train.step_result import NO_RESULT, StepResult
@@ -97,15 +96,7 @@ class Trainer:
         self.last_step = self._until_step or self.run.train.train_steps
         self.schedule = Schedule(self.run.train)
 
-        # ---- Checkpoints, hooks and journal ----
-        self.saver = CheckpointSaver(
-            sampler,
-            ranks,
-            engine=self.engine,
-            deadline=self.deadline,
-            start=start,
-            saved=self._saved,
-        )
+        # ---- Hooks, checkpoints and journal ----
         training = Training(
             self.run,
             self.state,
@@ -114,9 +105,16 @@ class Trainer:
             hosts=self.heartbeat.hosts,
             corpora=sampler.corpora,
             heartbeat=self.heartbeat,
-            record=self._record,
         )
-        self.hooks: list[Hook] = [*open_hooks(training), *sampler.hooks()]
+        self.hooks: list[Hook] = open_hooks(training, sampler.hooks())
+        self.saver = CheckpointSaver(
+            sampler,
+            ranks,
+            engine=self.engine,
+            deadline=self.deadline,
+            start=start,
+            hooks=self.hooks,
+        )
         self.guard = StepGuard(
             self.run, ranks, engine=self.engine, samples=sampler.documents, start=self.state
         )
@@ -281,15 +279,6 @@ class Trainer:
     def _sync(self) -> None:
         for hook in self.hooks:
             hook.sync()
-
-    def _saved(self, state: ResumeState) -> None:
-        for hook in self.hooks:
-            hook.saved(state)
-
-    def _record(self, record: Record) -> None:
-        """Hand a new record of metrics.jsonl to the hooks."""
-        for hook in self.hooks:
-            hook.recorded(record)
 
     def close(self) -> None:
         """Close the hooks and the journal; wait until old checkpoints are deleted."""

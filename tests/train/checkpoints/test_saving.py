@@ -61,7 +61,7 @@ def saver(recorder: Any, *, rank: int = 0, resumed: Path | None = None) -> Check
         engine=recorder,
         deadline=recorder,
         start=start,
-        saved=recorder.saved,
+        hooks=[recorder],
     )
 
 

@@ -1,6 +1,6 @@
 """Checkpoints that are written while training continues."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from tokamake.runtime.ranks import Ranks
 from tokamake.train.checkpoints.commit import SAVING, commit
 from tokamake.train.checkpoints.resume import ResumePoint
 from tokamake.train.checkpoints.retention import Retention
+from tokamake.train.hooks import Hook
 from tokamake.train.sampler import Sampler
 from tokamake.train.step_result import Saving
 from tokamake.train.stopping.deadline import DURATIONS, Deadline, write_durations
@@ -22,7 +23,7 @@ class CheckpointSaver:
         latest: last checkpoint that is complete, for messages.
 
     Args:
-        saved: called with the state of each checkpoint that is in place.
+        hooks: learn of each checkpoint that is in place.
     """
 
     def __init__(
@@ -33,11 +34,11 @@ class CheckpointSaver:
         engine: Any,
         deadline: Deadline,
         start: ResumePoint,
-        saved: Callable[[ResumeState], None] = lambda _: None,
+        hooks: Iterable[Hook] = (),
     ) -> None:
         self._run = run = sampler.run
         self._sampler, self._ranks, self._engine, self._deadline = sampler, ranks, engine, deadline
-        self._saved = saved
+        self._hooks = hooks
         self.latest = str(start.resumed) if start.resumed else f"{run.start} (the start)"
         self._retention: Retention | None = None
         with raise_on_all_ranks():
@@ -80,7 +81,8 @@ class CheckpointSaver:
                 self._commit(state)
         self.latest = str(self._run.output / f"global_step{state.step}")
         self._ranks.print_once(f"saved {self.latest}")
-        self._saved(state)
+        for hook in self._hooks:
+            hook.saved(state)
 
     def note_validation(self) -> None:
         """Let `train.keep_best` decide again, since a validation loss was recorded."""

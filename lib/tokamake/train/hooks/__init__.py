@@ -5,7 +5,7 @@ the loop begins, and again when it has gone back to a checkpoint. The loop calls
 together, in the order of their names.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from tokamake import plugins
@@ -38,8 +38,8 @@ class Training(NamedTuple):
     """Names of the corpora of `StepResult.corpus_losses`."""
     heartbeat: "Hook"
     """The watch over the ranks, which began before the model was built."""
-    record: "Callable[[Record], None]"
-    """Calls `recorded` of all hooks."""
+    record: "Callable[[Record], None]" = lambda _: None
+    """Calls `recorded` of all hooks; `open_hooks` sets it."""
 
 
 class FinishedStep(NamedTuple):
@@ -87,6 +87,15 @@ class Hook:
         """Called when the loop ends, also by an error, or goes back to a checkpoint."""
 
 
-def open_hooks(training: Training) -> list[Hook]:
-    """Open all hooks; all ranks call this together."""
-    return [plugins.load(KIND, name).open_hook(training) for name in plugins.names(KIND)]
+def open_hooks(training: Training, further: Iterable[Hook] = ()) -> list[Hook]:
+    """Open all hooks, and let `further` ones follow them; all ranks call this together."""
+    hooks: list[Hook] = []
+
+    def record(record: "Record") -> None:
+        for hook in hooks:
+            hook.recorded(record)
+
+    training = training._replace(record=record)
+    hooks += [plugins.load(KIND, name).open_hook(training) for name in plugins.names(KIND)]
+    hooks += further
+    return hooks
