@@ -152,7 +152,11 @@ class Trainer:
         is_saved = stop or self.state.step == self.last_step
         is_saved |= is_validated and self.sampler.saves_validated
         if is_saved or self._due(self.run.train.save_interval):
-            self.save()
+            self.heartbeat.beat("saves")
+            self.saver.finish()
+            # A checkpoint on disk must not be newer than the records on disk.
+            self._sync()
+            self.saver.begin(self.state)
             # A kill in the validation must not cost the steps before it.
             if stop or is_validated:
                 self.saver.finish()
@@ -254,7 +258,7 @@ class Trainer:
             load_newest_whole(self.engine.load, self._resolved, ranks=self.ranks, start=start)
         )
 
-    # ---- Validation and checkpoints ----
+    # ---- Validation and end ----
 
     def validate(self) -> None:
         """Measure each validation split."""
@@ -267,14 +271,6 @@ class Trainer:
     def _watch(self, micro_batches: Iterable[Any]) -> Iterator[Any]:
         beating = self.heartbeat.counted(micro_batches, "validates")
         return report_from_any_rank(beating, self.ranks)
-
-    def save(self) -> None:
-        """Begin to save a checkpoint; training may continue before it is on disk."""
-        self.heartbeat.beat("saves")
-        self.saver.finish()
-        # A checkpoint on disk must not be newer than the records on disk.
-        self._sync()
-        self.saver.begin(self.state)
 
     def _sync(self) -> None:
         for hook in self.hooks:

@@ -77,8 +77,13 @@ class CheckpointSaver:
         saving.wait()
         with raise_on_all_ranks():
             if self._ranks.rank == 0:
-                record(self._run.output / SAVING / f"global_step{state.step}")
-                self._commit(state)
+                output, num_ranks = self._run.output, self._ranks.world_size
+                record(output / SAVING / f"global_step{state.step}")
+                commit(output, state)
+                self._deadline.end_saving()
+                write_durations(output / DURATIONS, num_ranks, measured=self._deadline.measured)
+                if self._retention:
+                    self._retention.note_commit(state.step)
         self.latest = str(self._run.output / f"global_step{state.step}")
         self._ranks.print_once(f"saved {self.latest}")
         for hook in self._hooks:
@@ -88,16 +93,6 @@ class CheckpointSaver:
         """Let `train.keep_best` decide again, since a validation loss was recorded."""
         if self._retention and self._saving is None and self._run.train.keep_best:
             self._retention.note_commit(self._retention.current)
-
-    def _commit(self, state: ResumeState) -> None:
-        output = self._run.output
-        commit(output, state)
-        self._deadline.end_saving()
-        write_durations(
-            output / DURATIONS, self._ranks.world_size, measured=self._deadline.measured
-        )
-        if self._retention:
-            self._retention.note_commit(state.step)
 
     def close(self) -> None:
         """Wait until old checkpoints are deleted."""
