@@ -15,7 +15,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors
 from tokamake.config.resolved_run import Run
-from tokamake.models.common.language_model import DropoutRates, Output, Predictions
+from tokamake.models.common.language_model import DropoutRates, Output, Predictions, predictions
 from tokamake.models.common.recompute import Recompute
 from tokamake.parallel import sharding
 from tokamake.parallel.loss import NO_LABEL
@@ -245,7 +245,7 @@ class PipelineStages:
     def look_ahead(self, batches: Sequence[MicroBatch]) -> None:
         """Let the objective look at the micro batches of a step; not for pipelines."""
         (module,) = self.modules.values()
-        self.objective.look_ahead(partial(self.objective.forward, module), batches)
+        self.objective.look_ahead(partial(_predict, module), batches)
 
     def _set_communication(self, module: FSDPModule, *, is_last: bool) -> None:
         """Choose FSDP2's steps after the backward pass of a micro batch."""
@@ -264,7 +264,7 @@ class PipelineStages:
         """Sum of the losses of a micro batch, times their factors; not for pipelines."""
         self._factors = factors
         (module,) = self.modules.values()
-        predicted = self.objective.forward(module, batch)
+        predicted = _predict(module, batch)
         if relabel is None:
             return self._loss(predicted, Labels(batch.labels, batch.sample_labels))
         return self._loss(Predictions(predicted.logits), Labels(relabel(predicted.logits)))
@@ -294,7 +294,7 @@ class PipelineStages:
         """Logits (B, classes) of the samples of a micro batch, fp32; not for pipelines."""
         (module,) = self.modules.values()
         sharding.round_master_weights(self.chunks)
-        logits = self.objective.forward(module, batch).sample_logits
+        logits = _predict(module, batch).sample_logits
         assert logits is not None, "the model has a head for samples"
         return logits.float()
 
@@ -312,6 +312,11 @@ class PipelineStages:
             for submodule in module.modules():
                 if isinstance(submodule, FSDPModule):
                     submodule.reshard()
+
+
+def _predict(module: Any, batch: MicroBatch) -> Predictions:
+    """Run the whole model."""
+    return predictions(module(batch.inputs, **batch.further_inputs))
 
 
 def _tensors_alone(module: Any, inputs: Any, output: Output) -> Tensor | tuple[Tensor, ...]:

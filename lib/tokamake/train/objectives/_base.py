@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tokamake import plugins
 from tokamake.config.finetune import FinetuneSettings
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
-from tokamake.models.common.language_model import Predictions, predictions
+from tokamake.models.common.language_model import Predictions
 from tokamake.parallel.context import share
 from tokamake.parallel.loss import cross_entropy, num_right
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
@@ -55,8 +55,7 @@ class ObjectiveBase(ABC):
     """An objective of a run; all ranks have one.
 
     A back end calls `to_batch` for each micro batch of a step and `look_ahead` for all of them,
-    then `forward` and `losses` for each one, in validation also `measure`. With a pipeline, torch's
-    schedules call the model in place of `forward`.
+    then runs the model and calls `losses` for each one, in validation also `measure`.
 
     Attributes:
         metrics: names of the results of `measure`, in the records of validations.
@@ -143,10 +142,6 @@ class ObjectiveBase(ABC):
     def counts_labels(self) -> bool:
         """Whether ranks count labels in each step, because some of `to_batch` have no loss."""
         return True
-
-    def forward(self, module: nn.Module, batch: MicroBatch) -> Predictions:
-        """Run the model."""
-        return predictions(module(batch.inputs, **batch.further_inputs))
 
     def look_ahead(  # noqa: B027
         self, forward: Callable[[MicroBatch], Predictions], batches: Sequence[MicroBatch]
