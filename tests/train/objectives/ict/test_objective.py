@@ -21,13 +21,16 @@ from tests.support.objective_training import (
     NUM_STEPS,
     OPTIMIZER,
     SIZE,
+    Records,
     Results,
+    assert_same_curves,
     assert_trained,
     template,
+    trained_by_jobs,
 )
 from tests.support.proofs import Changes, Proved
 from tests.support.ranks import spawn
-from tests.support.runs import write_start
+from tests.support.runs import losses, write_start
 from tokamake.config.architecture import Architecture
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
@@ -158,6 +161,29 @@ def test_each_layout_trains_as_transformers_and_torch(
     of_ranks = spawn(train, world_size, [laid_out(runs[name], layout) for name, layout in layouts])
     for (name, layout), *results in zip(layouts, *of_ranks, strict=True):
         assert_trained((*results,), plain_training(name), layout)
+
+
+def of_split(number: int) -> Records:
+    """Samples of a split: a few global batches again and again."""
+    return Records([samples_of(step % 2).records for step in range(number // SIZE)])
+
+
+@pytest.mark.usefixtures("lone_rank")
+def test_a_run_continues_from_its_checkpoints_also_with_other_micro_batches(
+    runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole_step = {"micro_batch_size": 8}
+    jobs = {
+        "whole": [(None, {})],
+        "parts": [(3, {}), (None, {})],
+        "changed": [(3, whole_step), (None, {})],
+    }
+    whole, parts, changed = trained_by_jobs(
+        runs["separate"], tmp_path, monkeypatch, of_split=of_split, jobs=jobs
+    )
+    for key in ("loss", "validation_loss", "validation_accuracy_at_3"):
+        assert losses(changed, key) == pytest.approx(losses(whole, key), rel=1e-4)
+    assert_same_curves(parts, whole, "loss", "validation_loss", "validation_accuracy_at_1")
 
 
 def test_padding_is_cut_and_hidden(runs: dict[str, Run]) -> None:
