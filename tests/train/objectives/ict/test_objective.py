@@ -23,6 +23,7 @@ from tests.support.objective_training import (
     SIZE,
     Records,
     Results,
+    assert_as_if_alone,
     assert_same_curves,
     assert_trained,
     template,
@@ -161,6 +162,28 @@ def test_each_layout_trains_as_transformers_and_torch(
     of_ranks = spawn(train, world_size, [laid_out(runs[name], layout) for name, layout in layouts])
     for (name, layout), *results in zip(layouts, *of_ranks, strict=True):
         assert_trained((*results,), plain_training(name), layout)
+
+
+@pytest.mark.ranks
+def test_dropout_has_the_same_masks_in_both_passes_and_at_each_layout(runs: dict[str, Run]) -> None:
+    rates = {"dropout": {"hidden": 0.1, "attention": 0.1, "embedding": 0.1}}
+    layouts = [{}, {"micro_batch_size": 4}, parallel(tp=2, sp=True)]
+    for name, run in runs.items():
+        dropping = laid_out(run, rates)
+        (alone,) = spawn(train, 1, [laid_out(dropping, {"micro_batch_size": 8})])[0]
+        assert alone["loss"][0] != pytest.approx(plain_training(name)["loss"][0], rel=1e-3)
+        of_ranks = spawn(train, 2, [laid_out(dropping, layout) for layout in layouts])
+        assert_as_if_alone([*of_ranks], alone)
+
+
+@pytest.mark.ranks
+def test_norms_of_layers_are_of_both_towers(runs: dict[str, Run]) -> None:
+    for name, num_layers in (("separate", 6), ("shared", 3)):
+        (result,) = spawn(train, 1, [laid_out(runs[name], {"log_layer_norms": True})])[0]
+        norms = result["layer_norms"][0]
+        assert len(norms) == num_layers + 1
+        assert math.hypot(*norms) == pytest.approx(result["grad_norm"][0], rel=1e-5)
+        assert min(norms) > 0
 
 
 def of_split(number: int) -> Records:
