@@ -353,4 +353,5 @@ PYBIND11_MODULE(_csrc, module) {
   bind_ngrams(module);
   bind_texts(module);
   bind_text_statistics(module);
+  bind_wikitext(module);
 }

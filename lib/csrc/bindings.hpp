@@ -39,3 +39,4 @@ void bind_minhash(pybind11::module_& module);
 void bind_ngrams(pybind11::module_& module);
 void bind_texts(pybind11::module_& module);
 void bind_text_statistics(pybind11::module_& module);
+void bind_wikitext(pybind11::module_& module);

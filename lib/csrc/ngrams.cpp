@@ -32,13 +32,6 @@ class CodePoints {
   int64_t count_ = 0;
 };
 
-bool is_space(uint32_t point) {
-  return (point >= 0x09 && point <= 0x0D) || (point >= 0x1C && point <= 0x20) || point == 0x85 ||
-         point == 0xA0 || point == 0x1680 || (point >= 0x2000 && point <= 0x200A) ||
-         point == 0x2028 || point == 0x2029 || point == 0x202F || point == 0x205F ||
-         point == 0x3000;
-}
-
 // The first white space from `byte` on, or `limit`.
 size_t next_space(std::string_view text, size_t byte, size_t limit) {
   const char* at = text.data() + byte;

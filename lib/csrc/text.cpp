@@ -27,6 +27,22 @@ T* copy_tokens(const uint32_t* ids, int64_t size, T* out) {
 
 }  // namespace
 
+std::string_view strip(std::string_view text) {
+  while (!text.empty()) {
+    const char* at = text.data();
+    if (!is_space(next_code_point(at))) break;
+    text.remove_prefix(static_cast<size_t>(at - text.data()));
+  }
+  while (!text.empty()) {
+    size_t last = text.size() - 1;
+    while ((text[last] & 0xC0) == 0x80) --last;
+    const char* at = text.data() + last;
+    if (!is_space(next_code_point(at))) break;
+    text = text.substr(0, last);
+  }
+  return text;
+}
+
 template <typename Unit>
 bool holds_marked(const Unit* text, int64_t size, const uint8_t* table) {
   int64_t i = 0;

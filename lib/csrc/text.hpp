@@ -54,6 +54,16 @@ inline uint32_t next_code_point(const char*& text) {
   return code_point;
 }
 
+// Whitespace of Python's str.strip and str.split.
+inline bool is_space(uint32_t c) {
+  return (c >= 0x09 && c <= 0x0D) || (c >= 0x1C && c <= 0x20) || c == 0x85 || c == 0xA0 ||
+         c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 || c == 0x202F ||
+         c == 0x205F || c == 0x3000;
+}
+
+// Removes whitespace at both ends of valid UTF-8, as Python's str.strip does.
+std::string_view strip(std::string_view text);
+
 // Returns whether a string with code points of 2 or 4 bytes holds a marked one. `table` has a byte
 // for each code point from 0 to 0x10FFFF.
 template <typename Unit>

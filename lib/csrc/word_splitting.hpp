@@ -41,6 +41,9 @@ inline int64_t length_of(std::string_view text) {
 inline bool is_digit(char byte) { return byte >= '0' && byte <= '9'; }
 inline bool is_lower(char byte) { return byte >= 'a' && byte <= 'z'; }
 inline bool is_upper(char byte) { return byte >= 'A' && byte <= 'Z'; }
+inline bool is_alphanumeric(char byte) {
+  return is_digit(byte) || is_lower(byte) || is_upper(byte);
+}
 inline char to_lower(char byte) { return is_upper(byte) ? static_cast<char>(byte + 32) : byte; }
 
 // Calls `visit` with each word of a text in valid UTF-8, in order. Takes linear time and no memory.

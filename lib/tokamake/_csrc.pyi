@@ -4,6 +4,7 @@ Arrays are contiguous and have the stated dtype, else TypeError is raised. Other
 ValueError or IndexError. No object is thread-safe, except LanguageModel.
 """
 
+from collections.abc import Callable
 from os import PathLike
 
 import numpy as np
@@ -551,3 +552,43 @@ def attend(
     mixed: int,
 ) -> None: ...
 def gate(projected: int, rows: int, width: int, gated: int) -> None: ...
+
+class WikitextElements:
+    """Names of elements of wikitext, such as <ref>, in lower case."""
+
+    def __init__(
+        self, *, dropped: set[str], literal: set[str], breaking: set[str], inlined: set[str]
+    ) -> None:
+        """Elements that go with their content; whose content is no wikitext; whose tags end a line;
+        and whose tags go, while the content stays."""
+
+    def remove(self, text: str, literal: Callable[[str, str], str]) -> str:
+        """Remove comments, tags and dropped elements.
+
+        `literal` takes the name and the content of an element whose content is no wikitext, and
+        returns its replacement.
+        """
+
+def without_templates(
+    text: str, is_shown: Callable[[str], bool], shown: Callable[[str], str]
+) -> str:
+    """Remove {{templates}} and {{{parameters}}}. A mark stays: \\x04, or \\x03 for open braces.
+
+    `is_shown` takes up to 40 characters of a template before its first "|". If it is true, the
+    result of `shown` for the whole template stays, unless that is longer than 2,000 characters.
+    """
+
+def without_tables(text: str) -> str:
+    """Remove tables, {| to |}; of one that has no end, only the lines to the next blank line."""
+
+def without_links(text: str, is_dropped: Callable[[str], bool]) -> str:
+    """Replace [[links]] by their labels.
+
+    Links to a namespace for which `is_dropped` is true go, with what they enclose.
+    """
+
+def clean_lines(text: str, has_word: Callable[[str], bool]) -> str:
+    """Clean lines of wikitext; drop blank ones at the ends, and headings without text below them.
+
+    `has_word` tells whether an item of a list, without ASCII letters and digits, has a word.
+    """

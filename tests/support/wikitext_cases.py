@@ -66,6 +66,8 @@ CASES = {
         "- a\n- b c\n- one\nindented\nterm: meaning"
     ),
     "* {{cite book}}.\n* {{x}}, volume 3\n* <math>x</math>\n* +": "- volume 3\n- $x$",
+    "* 漢字\n* ،\n*\u3000\nText\n=============\nend": "- 漢字\n\nText\n\n=\n\nend",
+    "A [[B:C (d)\u3000]] &lt;\u2003\n\u3000== E\u3000==\u2003\nend": "A B:C (d) <\n\nE\n\nend",
     # Tables
     "Text\n{| class=x\n! head\n|-\n| a || b\n{|\n| nested\n|}\n|}\nmore": "Text\n\nmore",
     "{|\n| {{x|\n|}}\n| b\n|}Text": "Text",

@@ -1,10 +1,10 @@
 """Plain text of wikitext, MediaWiki's markup (https://www.mediawiki.org/wiki/Help:Formatting).
 
-The passes follow MediaWiki's parser: tags and comments, templates, tables, links, lines. Each scans
-the text once with expressions that do not backtrack, and nested markup is kept on a stack. So the
-time is linear in the length of the text, whatever is unbalanced in it. Expressions begin with the
-characters of one mark: `re` searches for them ten times faster than for one of several marks, a
-repeated character, or a look-behind.
+The passes follow MediaWiki's parser: tags and comments, templates, tables, links, lines. lib/csrc
+matches marks and cleans lines; expressions for the rest do not backtrack. So the time is linear in
+the length of the text, whatever is unbalanced in it. Expressions begin with the characters of one
+mark: `re` searches for them ten times faster than for one of several marks, a repeated character,
+or a look-behind.
 
 What stays: prose, headings of sections that have text, list items, labels of links, code, TeX
 source of formulas, and the text of a few templates. References, tables, files, categories and all
@@ -13,14 +13,13 @@ other templates go.
 
 import html
 import re
-from collections.abc import Callable, Collection
+from functools import lru_cache
 
+from tokamake import _csrc
 from tokamake.data.readers._wikitext_nesting import (
     GAP,
     UNCLOSED,
-    spans,
     without_elements,
-    without_tables,
     without_templates,
 )
 
@@ -35,9 +34,6 @@ DROPPED_NAMESPACES = frozenset(
 )
 """Namespaces whose links are not part of the text, in lower case."""
 
-_USUAL_LINK = re.compile(r"\[\[(?:[^\[\]|\n:]++\|)?+((?<=\|)[^\[\]\n]++|(?<!\|)[^\[\]|\n:]++)\]\]")
-"""A link without a colon that encloses no other link; its text is the group."""
-_BRACKETS = re.compile(r"\[\[\[*+"), re.compile(r"\]\]\]*+")
 _LANGUAGE = re.compile(r"[a-z]{2,3}(?:-[a-z]+)*+$")
 _NOT_LANGUAGES = frozenset({"doi", "hdl", "rfc", "mw"})
 """Prefixes of links to other sites that look like languages."""
@@ -51,7 +47,6 @@ _QUOTES = re.compile("''(?:'''|'|)(?!')")
 _MAGIC_WORD = re.compile(r"__(\w{2,40}?)__")
 _ENTITY = re.compile(r"&#?\w{1,40};")
 _VARIANT = re.compile(r"-\{([^{}]*+)\}-")
-_SPACES = re.compile(r"[ \t]{2,}+")
 _PLACEHOLDER = re.compile("\x01([0-9]+)\x02")
 _USUAL_GAP = re.compile(f"{GAP}(?<=[^ (,;{GAP}]{GAP})(?= [^ )]|\n)")
 """A gap between a word and a space, which leaves nothing to clean."""
@@ -59,7 +54,7 @@ _GAPS = re.compile(f"{GAP}{GAP}*+")
 _UNCLOSED_LINE = re.compile(f"^[ \t]*+{UNCLOSED}.*+\n?", re.MULTILINE)
 
 
-def plain_text(wikitext: str, dropped: Collection[str] = DROPPED_NAMESPACES) -> str:
+def plain_text(wikitext: str, dropped: frozenset[str] = DROPPED_NAMESPACES) -> str:
     """Return the plain text of a page.
 
     `wikitext` has no control characters, as is true of any XML. `dropped` names the namespaces of
@@ -67,21 +62,23 @@ def plain_text(wikitext: str, dropped: Collection[str] = DROPPED_NAMESPACES) -> 
     """
     literals: list[str] = []
     text = without_elements(wikitext, literals)
-    text = without_templates(text)
+    if "{{" in text or "}}" in text:
+        text = without_templates(text)
     if UNCLOSED in text:
         text = _UNCLOSED_LINE.sub("", text).replace(UNCLOSED, "")
-    text = without_tables(text)
+    if "{|" in text:
+        text = _csrc.without_tables(text)
     if "-{" in text:
         text = _VARIANT.sub(_first_variant, text)
     if "[[" in text or "]]" in text:
-        text = _without_links(text, dropped)
+        text = _csrc.without_links(text, lambda namespace: _is_dropped(namespace, dropped))
     text = _EXTERNAL_LINK.sub(_label, text)
     text = _QUOTES.sub("", text)
     if "__" in text:
         text = _MAGIC_WORD.sub(_magic_word, text)
     if GAP in text:
         text = _close_gaps(text)
-    text = _lines(text)
+    text = _csrc.clean_lines(text, _has_word)
     if "&" in text:
         text = _ENTITY.sub(_character, text)
     text = text.replace("\xa0", " ")
@@ -90,52 +87,11 @@ def plain_text(wikitext: str, dropped: Collection[str] = DROPPED_NAMESPACES) -> 
     return text
 
 
-def _without_links(text: str, dropped: Collection[str]) -> str:
-    """Replace [[links]] by their labels; files and categories go, with what they enclose."""
-    text = "".join(_USUAL_LINK.split(text))  # faster than the scan below
-    out: list[str] = []
-    opened: list[int] = []  # index in `out` of the first piece of each open link
-    position = 0
-    for start, end in spans(text, *_BRACKETS):
-        out.append(text[position:start])
-        position = end
-        pairs, is_odd = divmod(end - start, 2)
-        if text[start] == "[":
-            opened += [len(out)] * pairs
-            out += ["["] * is_odd
-        else:
-            out += ["]"] * is_odd
-            for _ in range(min(pairs, len(opened))):
-                _close_link(out, opened.pop(), dropped=dropped)
-    out.append(text[position:])
-    for first in opened:  # never closed: only its line can be noise
-        if _is_dropped(out[first].partition("|")[0], dropped):
-            out[first] = "".join(out[first].partition("\n")[1:])
-    return "".join(out)
-
-
-def _close_link(out: list[str], first: int, *, dropped: Collection[str]) -> None:
-    """Replace the pieces from `first` on by the label of the link that they form."""
-    if first == len(out):
-        return
-    target, pipe, label = out[first].partition("|")
-    if _is_dropped(target, dropped):
-        del out[first:]
-    elif "[" in target or "\n" in target or not (pipe or len(out) == first + 1):
-        return  # no link: a link before its pipe, or brackets of another kind
-    elif pipe and (label or len(out) > first + 1):
-        out[first] = label
-    elif pipe:  # [[Help:Page (topic)|]] shows Page
-        out[first] = target.rpartition(":")[2].partition(" (")[0]
-    else:
-        out[first] = target.strip().removeprefix(":")
-
-
-def _is_dropped(target: str, dropped: Collection[str]) -> bool:
+@lru_cache(1024)
+def _is_dropped(namespace: str, dropped: frozenset[str]) -> bool:
     """Whether a link is a file, a category, or a link to the page in another language."""
-    namespace, colon, _ = target.partition(":")
     namespace = namespace.strip()
-    if not colon or not namespace:  # [[:Category:A]] is a link in the text
+    if not namespace:  # [[:Category:A]] is a link in the text
         return False
     is_language = _LANGUAGE.match(namespace) and namespace not in _NOT_LANGUAGES
     return bool(is_language) or namespace.lower().replace("_", " ") in dropped
@@ -185,52 +141,5 @@ def _close_gaps(text: str) -> str:
     return "".join(out)
 
 
-def _lines(text: str) -> str:
-    """Clean the lines; drop blank ones at the ends, and headings without text below them."""
-    out: list[str] = []
-    headings: list[tuple[int, str]] = []  # without text so far: level and title
-    for raw_line in text.split("\n"):
-        line = raw_line.strip()
-        if "  " in line or "\t" in line:
-            line = _SPACES.sub(" ", line)
-        if line[:1] == "=" and (heading := _heading(line)):
-            while headings and headings[-1][0] >= heading[0]:
-                headings.pop()
-            headings.append(heading)
-            continue
-        if line[:1] in _LINE_STARTS:
-            line = _LINE_STARTS[line[:1]](line)
-        if line:
-            if headings and out and not out[-1]:
-                out.pop()
-            for _, title in headings:
-                out += ["", title]
-            out += [""] * bool(headings)
-            headings = []
-            out.append(line)
-        elif out and out[-1]:
-            out.append("")
-    return "\n".join(out).strip("\n")
-
-
-def _heading(line: str) -> tuple[int, str] | None:
-    level = min(len(line) - len(line.lstrip("=")), len(line) - len(line.rstrip("=")), 6)
-    title = line[level:-level].strip() if level else ""
-    return (level, title) if title else None
-
-
-def _list_item(line: str) -> str:
-    """Return an item without its marks; empty if templates have left no more than punctuation."""
-    item = line.lstrip("*#:;").lstrip(" ,;").rstrip()
-    if not any(map(str.isalnum, item)) and "\x01" not in item:
-        return ""
-    return f"- {item}" if line[0] in "*#" else item
-
-
-_LINE_STARTS: dict[str, Callable[[str], str]] = {
-    **dict.fromkeys("*#:;", _list_item),
-    # What is left of a table or template that is not balanced.
-    "|": lambda _: "",
-    "-": lambda line: line.lstrip("-").strip() if line.startswith("----") else line,
-}
-"""Functions that clean a line, by its first character."""
+def _has_word(item: str) -> bool:
+    return any(map(str.isalnum, item))
