@@ -1,5 +1,7 @@
 """Searches: exact ones equal torch.topk, approximate ones find most of the same."""
 
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,8 @@ import pytest
 import torch
 
 from tests.support.embeddings import random_vectors, write_embeddings
+from tests.support.faults import Inject
+from tests.support.paths import SUPPORT
 from tokamake.errors import UserError
 from tokamake.retrieval.found import Found, read_found
 from tokamake.retrieval.index_blocks import index_blocks
@@ -156,6 +160,25 @@ def test_a_complete_search_is_not_repeated(
     for k, said in [(5, "5 for each of 300 queries"), (5, "already complete"), (6, "6 for each")]:
         found_by(embeddings=embeddings, top_k=k)
         assert said in capsys.readouterr().out
+
+
+@pytest.mark.fault("kill of a stage")
+def test_a_kill_leaves_no_half_result_and_a_rerun_gives_the_same_bytes(
+    embeddings: Path, inject: Inject
+) -> None:
+    found_by(embeddings=embeddings, top_k=7)
+    names = [f"found{suffix}" for suffix in (".json", ".ids.npy", ".scores.npy", ".queries.npy")]
+    expected = {name: Path(name).read_bytes() for name in names}
+    options = ["--queries=queries.npy", f"--embeddings={embeddings}", "--top-k=7"]
+    command = [sys.executable, SUPPORT / "faulty.py"]
+    for operation in (2, 6, 9, 12):  # unlink, fsync, the first and the last rename
+        inject()
+        arguments = [*command, str(operation), "search", *options, "--output=out/found.json"]
+        done = subprocess.run(arguments, capture_output=True, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert not Path("out/found.json").exists()
+    found_by(embeddings=embeddings, top_k=7, output=Path("out/found.json"))
+    assert {path.name: path.read_bytes() for path in Path("out").iterdir()} == expected
 
 
 def query_of(vectors: np.ndarray) -> Path:
