@@ -48,6 +48,7 @@ PLANNED = {
 QUICKLY_PLANNED = ("aurora",)
 """Those of them that `make test` plans; `make test-all` plans all."""
 EXTRAS = {
+    "ict": pytest.mark.extra("retrieval", "bm25s"),
     "retrieval": pytest.mark.extra("retrieval", "bm25s", "faiss"),
     "trackers": pytest.mark.extra("trackers", "wandb"),
 }
@@ -74,6 +75,7 @@ BUILT = {
         "tokamake/results/data/deduplicated/near_duplicates/all.parquet",
         "tokamake/results/data/deduplicated/metadata.json",
     ),
+    "ict": ("tokamake/results/retriever/train.json", "tokamake/bm25-recall.json"),
     "retrieval": ("tokamake/bm25-recall.questions.jsonl", "tokamake/found-recall.json"),
     "repeated-text": ("tokamake/results/data/uncopied/metadata.json",),
     "phases": ("tokamake/results/long/train.json", "tokamake/results/anneal/export/config.json"),
