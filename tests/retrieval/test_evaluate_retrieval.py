@@ -46,11 +46,11 @@ def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write([[14, 10, 13], [11, 10, 12], [12, 10, 13], [13, 12, -1]])
 
 
-def write(ids: list[list[int]], queries: list[int] | None = None) -> None:
+def write(ids: list[list[int]], queries: list[int] | None = None, **made_from: str) -> None:
     array = np.array(ids)
     scores = np.where(array < 0, -np.inf, -np.arange(array.shape[1])).astype(np.float32)
     numbers = np.array(queries if queries is not None else range(len(ids)))
-    facts = {"request": "r", "searched": {}}
+    facts = {"request": "r", "searched": {}, "queries": {"made_from": made_from}}
     write_found(Path("found.json"), Found(numbers, array, scores), facts=facts)
 
 
@@ -243,6 +243,15 @@ def test_broken_objects_of_passages_are_named(line: str, message: str) -> None:
     Path("p.jsonl").write_text(line)
     with pytest.raises(UserError, match=f"p.jsonl:1: {message}"):
         [*read_evidence([Path("p.jsonl")])]
+
+
+def test_results_of_another_file_of_questions_are_refused() -> None:
+    ids = [[10, 11, 12]] * len(QUESTIONS)
+    write(ids, questions=files.sha256(Path("questions.tsv")))
+    evaluated()
+    Path("questions.tsv").write_text(Path("questions.tsv").read_text().replace("paris", "rome"))
+    with pytest.raises(UserError, match=r"the search had other questions than questions.tsv; sear"):
+        evaluated()
 
 
 def test_other_questions_and_passages_are_refused() -> None:

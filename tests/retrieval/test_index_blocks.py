@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.embeddings import random_vectors, write_embeddings
@@ -14,6 +15,7 @@ from tests.support.faults import Inject
 from tests.support.paths import SUPPORT
 from tokamake import files
 from tokamake.errors import UserError
+from tokamake.retrieval.faiss_index import empty_index, write_index
 from tokamake.retrieval.index_blocks import index_blocks
 from tokamake.retrieval.products import read_product
 
@@ -136,6 +138,14 @@ def test_mistakes_are_one_line(
         index_blocks(embeddings, **arguments)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "i.json").exists()
+
+
+@FAISS
+def test_an_error_of_the_disk_names_the_index_and_the_reason() -> None:
+    index = empty_index("Flat", dimension=DIMENSION, seed=1)
+    index.add_with_ids(random_vectors(9000, dimension=DIMENSION), np.arange(9000))
+    with pytest.raises(OSError, match=r"No space left on device.*i.faiss"):
+        write_index(index, Path("/dev/full"), name=Path("i.faiss"))
 
 
 def test_without_faiss_the_command_that_installs_it_is_named(

@@ -46,6 +46,9 @@ def evaluate_retrieval(
     check_name(output)
     asked = read_questions(questions, match=match)
     results, searched = read_found(found)
+    sha256 = files.sha256(questions)
+    if searched["queries"]["made_from"].get("questions", sha256) != sha256:
+        raise UserError(f"{found}: the search had other questions than {questions}; search again")
     if len(asked) != len(results.queries) or set(results.queries) != set(range(len(asked))):
         raise UserError(
             f"{found}: results of {len(results.queries):,} queries, {questions} has "
@@ -62,7 +65,7 @@ def evaluate_retrieval(
         "match": match,
         "recall": recall,
         "found": {key: searched[key] for key in ("request", "top_k", "searched")},
-        "questions": {"file": questions.name, "sha256": files.sha256(questions)},
+        "questions": {"file": questions.name, "sha256": sha256},
         "passages": [{"file": path.name, "bytes": path.stat().st_size} for path in passages],
         "samples": hits.samples(),
     }

@@ -1,5 +1,6 @@
 """FAISS: empty indexes from strings, training with the same result each time, files."""
 
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -93,8 +94,8 @@ def write_index(index: Any, path: Path, *, name: Path) -> None:
     """Write an index; `name` is the final file, for messages."""
     try:
         load_faiss().write_index(index, str(path))
-    except RuntimeError as error:
-        raise UserError(f"{name}: cannot be written ({_reason(error)}); fix it and rerun") from None
+    except RuntimeError as error:  # of the disk; FAISS has no other class
+        raise OSError(errno.EIO, _reason(error), str(name)) from None
 
 
 def read_index(path: Path, *, remedy: str) -> Any:

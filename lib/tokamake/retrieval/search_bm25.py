@@ -42,7 +42,7 @@ def search_bm25(
     asked = [question.text for question in read_questions(questions)]
     facts: dict[str, Any] = {
         "top_k": top_k,
-        "queries": {"sha256": files.sha256(questions)},
+        "queries": {"made_from": {"questions": files.sha256(questions)}},
         "searched": {"bm25": {"k1": k1, "b": b}, "passages": [*map(_sha256, passages)]},
     }
     facts["request"] = files.digest(facts)
