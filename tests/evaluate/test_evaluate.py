@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from tests.conftest import documents
+from tests.support.llamas import window_nats
 from tests.support.megatron_datasets import write_megatron_dataset
 from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.errors import UserError
@@ -77,18 +78,6 @@ def held_out_texts(built: Path) -> dict[str, list[str]]:
     return texts
 
 
-def oracle_nats(built: Path, tokens: list[int]) -> tuple[float, int]:
-    """Sum of the losses of transformers, window by window, and the number of predicted tokens."""
-    model = transformers.LlamaForCausalLM.from_pretrained(built / "model").eval()
-    total, count = 0.0, 0
-    for start in range(0, len(tokens) - 1, LENGTH):
-        window = torch.tensor([tokens[start : start + LENGTH + 1]])
-        with torch.no_grad():
-            loss = model(window, labels=window).loss.item()
-        total, count = total + loss * (window.shape[1] - 1), count + window.shape[1] - 1
-    return total, count
-
-
 def test_loss_equals_transformers_on_the_last_documents(
     built: Path, sampled: Path, tmp_path: Path
 ) -> None:
@@ -97,7 +86,7 @@ def test_loss_equals_transformers_on_the_last_documents(
     sums = np.zeros(4)
     for corpus, texts in held_out_texts(built).items():
         ids = [t for text in texts for t in [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]]
-        nats, count = oracle_nats(built, ids)
+        nats, count = window_nats(built / "model", ids, length=LENGTH)
         size = len("".join(texts).encode())
         sums += (len(texts), count, size, nats)
         assert count % LENGTH, "the last window must be short, or this test misses it"
@@ -197,7 +186,7 @@ def test_max_tokens_limits_each_corpus(built: Path, sampled: Path, tmp_path: Pat
     tokenizer = transformers.AutoTokenizer.from_pretrained(sampled / "tokenizer")
     text = held_out_texts(built)["docs"][0]
     ids = tokenizer(text)["input_ids"][:30]
-    nats, _ = oracle_nats(built, ids)
+    nats, _ = window_nats(built / "model", ids, length=LENGTH)
     check(scores["corpora"]["docs"], 1, 29, len(tokenizer.decode(ids).encode()), nats)
     assert scores["corpora"]["talk"]["tokens"] == 29
 

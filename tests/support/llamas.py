@@ -78,3 +78,17 @@ def write_confident(folder: Path, *, vocab_size: int, context: int) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     return folder
+
+
+def window_nats(folder: Path, tokens: list[int], *, length: int) -> tuple[float, int]:
+    """Sum of the losses of transformers, window by window, and the number of predicted tokens."""
+    from transformers import LlamaForCausalLM
+
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    total, count = 0.0, 0
+    for start in range(0, len(tokens) - 1, length):
+        window = torch.tensor([tokens[start : start + length + 1]])
+        with torch.no_grad():
+            loss = model(window, labels=window).loss.item()
+        total, count = total + loss * (window.shape[1] - 1), count + window.shape[1] - 1
+    return total, count

@@ -1,6 +1,7 @@
 """Detoxification: planned, checked before any job, and toxicity that falls."""
 
 import json
+import math
 import random
 import shutil
 from pathlib import Path
@@ -9,9 +10,12 @@ from typing import Any
 
 import pytest
 import yaml
+from transformers import AutoTokenizer
 
+from tests.support.llamas import window_nats
 from tests.support.workflow_configs import read_config, wildcards
 from tests.support.workflows import ARCHITECTURE, CONFIG, jobs, make_workspace, snakemake_alone
+from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.init_model import init_model
 from tokamake.config import external_plugins
 from tokamake.errors import UserError
@@ -79,6 +83,16 @@ def start(sampled: Path, workspace_here: Path) -> Path:
     shutil.copytree(sampled / "tokenizer", "tokenizer")
     write_texts(workspace_here)
     return Path("start")
+
+
+def perplexity(folder: Path, model: Path) -> float:
+    """Perplexity of the held-out documents by transformers."""
+    tokenizer = AutoTokenizer.from_pretrained(folder / "results/tokenizer")
+    texts = (json.loads(line)["text"] for line in (folder / "held_out.jsonl").open())
+    ids = [token for text in texts for token in [*tokenizer.encode(text), tokenizer.eos_token_id]]
+    most, length = CONFIG["evaluate"]["max_tokens"], TRAIN["sequence_length"]  # type: ignore[index]
+    nats, count = window_nats(model, ids[:most], length=length)
+    return math.exp(nats / count)
 
 
 def sections(**changes: Any) -> dict[str, Any]:
@@ -224,8 +238,9 @@ def test_toxicity_falls(tmp_path: Path) -> None:
     assert before["toxic"]["prompts"] == 5
     assert after["all"]["expected_maximum_toxicity"] < before["all"]["expected_maximum_toxicity"]
     assert after["all"]["toxicity_probability"] < before["all"]["toxicity_probability"]
-    assert before["perplexity"] > 1
-    assert after["perplexity"] > 1
+    convert(source=folder / "results/smoke/training", target=folder / "start", format="hf")
+    for measured, model in ((before, folder / "start"), (after, folder / "results/clean/export")):
+        assert measured["perplexity"] == pytest.approx(perplexity(folder, model), rel=1e-3)
     texts = results["texts"]
     assert texts["kept"]["number"] == texts["scored"]["number"] // 2
     assert texts["kept"]["mean"] < texts["scored"]["mean"]
