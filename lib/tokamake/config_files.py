@@ -1,6 +1,5 @@
 """Validation of YAML files and tables against Pydantic models, with one line per mistake."""
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from tokamake.errors import UserError
+from tokamake.errors import UserError, nearest
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -51,6 +50,9 @@ def _explain(model: type[BaseModel], item: Any, *, where: str) -> str:
         location = location[:-1]  # the value identifies the item of a list
     path = ".".join(map(str, location))
     message = item["msg"].removeprefix("Value error, ")
+    if isinstance(item["input"], str) and message.startswith(f"{item['input']}: "):
+        shown = f" {item['input']}:"  # a plug-in that a name alone asks for
+        message = message.removeprefix(f"{item['input']}: ")
     if item["type"] == "extra_forbidden":
         keys = [*_section(model, item["loc"][:-1]).model_fields]
         prefix = "".join(f"{part}." for part in item["loc"][:-1])
@@ -94,10 +96,8 @@ def _shown(value: Any) -> str:
 def unknown_key(key: str, known: list[str], *, paths: Iterable[str] = ()) -> str:
     """Message about an unknown key; it names the nearest ones, also of other sections (`paths`)."""
     elsewhere = [path for path in paths if path.rpartition(".")[2] == key]
-    close = [*elsewhere, *difflib.get_close_matches(key, known, n=2, cutoff=0.7)]
-    if close:
-        return f"{key}: unknown key; did you mean {' or '.join(close)}?"
-    return f"{key}: unknown key; this section knows {', '.join(known)}"
+    listed = f"this section knows {', '.join(known)}"
+    return f"{key}: unknown key; {nearest(key, known, first=elsewhere) or listed}"
 
 
 def _paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -30,6 +30,28 @@ class TemporaryError(UserError):
     """An error of the system, the network or another process, which a retry may not meet."""
 
 
+def nearest(name: str, known: Iterable[str], *, first: Iterable[str] = ()) -> str:
+    """Question with the known names that are close to an unknown one; empty if none is.
+
+    Args:
+        first: further names, which the question lists in any case.
+    """
+    from difflib import get_close_matches
+
+    close = [*first, *get_close_matches(name, [*known], n=2, cutoff=0.7)]
+    return f"did you mean {' or '.join(close)}?" if close else ""
+
+
+def choice(name: str, known: Iterable[str], *, other: str = "") -> str:
+    """Remedy for an unknown name: the known names that are close to it, or else all of them.
+
+    Args:
+        other: what the name can be beside a known one; it follows the list.
+    """
+    known = [*known]
+    return nearest(name, known) or f"choose one of {', '.join(known)}{other}"
+
+
 @contextmanager
 def naming(place: str, note: str = "") -> Iterator[None]:
     """Put a place before the message of a user's mistake, and a note after it."""

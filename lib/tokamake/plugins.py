@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tokamake.errors import UserError
+from tokamake.errors import UserError, choice
 
 _ROOT = Path(__file__).parent
 
@@ -26,8 +26,7 @@ def check(kind: str, name: str) -> str:
     """Return `name` if a plug-in has this name, else raise an error that lists all names."""
     if name not in names(kind):
         raise UserError(
-            f"no {kind.partition('/*')[0]} plug-in is called {name!r}; choose one of "
-            f"{', '.join(names(kind))}"
+            f"no {kind.partition('/*')[0]} plug-in is called {name!r}; {choice(name, names(kind))}"
         )
     return name
 

@@ -36,7 +36,9 @@ class Filter(DocumentFilter):
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ([{"lenth": {}}], "lenth: unknown filter; choose one of "),
+        ([{"lenth": {}}], "lenth: unknown filter; did you mean length?"),
+        (["gofer_quality"], "filters: gofer_quality: unknown filter; did you mean gopher_quality?"),
+        (["spam"], "filters: spam: unknown filter; choose one of c4, "),
         ([{"length": {"min_char": 2}}], "length: min_char: unknown key; did you mean min_charac"),
         ([{"length": {"min_words": "x"}}], "length: min_words: 'x': input should be a valid int"),
         ([{"length": {"min_words": -1}}], "length: min_words: -1: input should be greater than"),

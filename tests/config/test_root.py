@@ -39,10 +39,10 @@ MISTAKES = {
     "my.yaml: train.optimizer.lr: unknown key; this section knows name, learning_rate": {
         "train": {"optimizer": {"lr": 1}}
     },
-    "my.yaml: train.optimizer.name: 'adamww': unknown name; choose one of adafactor": {
+    "my.yaml: train.optimizer.name: 'adamww': unknown name; did you mean adamw or adam?": {
         "train": {"optimizer": {"name": "adamww"}}
     },
-    "my.yaml: train.schedule.name: 'cosin': unknown name; choose one of": {
+    "my.yaml: train.schedule.name: 'cosin': unknown name; did you mean cosine?": {
         "train": {"schedule": {"name": "cosin"}}
     },
     "my.yaml: train.train_steps: -3: input should be greater": {"train": {"train_steps": -3}},

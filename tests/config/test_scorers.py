@@ -39,7 +39,8 @@ def entry(scorer: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        ("wordlist", "wordlist: unknown scorer; choose one of alt_profanity_check, column, word_"),
+        ("wordlist", "scorer: wordlist: unknown scorer; did you mean word_list?"),
+        ("spam", "spam: unknown scorer; choose one of alt_profanity_check, column, word_"),
         ("word_list", "word_list: path: missing"),
         ({"word_list": {"file": "a"}}, "word_list: file: unknown key"),
         ({"alt_profanity_check": 1}, "alt_profanity_check: 1: give options as {OPTION: VALUE}"),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake import plugins
-from tokamake.errors import UserError
+from tokamake.errors import UserError, choice
 
 
 class PlugInKind(NamedTuple):
@@ -37,10 +37,9 @@ class PlugInKind(NamedTuple):
             return plugins.load(self.folder, name)
         others = {entry.name: entry for entry in entry_points(group=f"tokamake.{self.noun}s")}
         if name not in others:
-            known = ", ".join([*plugins.names(self.folder), *others])
-            raise UserError(
-                f"{name}: unknown {self.noun}; choose one of {known}, or {self.external}"
-            )
+            known = [*plugins.names(self.folder), *others]
+            remedy = choice(name, known, other=f", or {self.external}")
+            raise UserError(f"{name}: unknown {self.noun}; {remedy}")
         try:
             return others[name].load()
         except ImportError as error:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from tokamake import plugins
-from tokamake.errors import UserError
+from tokamake.errors import UserError, choice
 from tokamake.remote.addresses import is_remote
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -53,7 +53,7 @@ def plug_in(folder: str, *, optional: bool = False) -> AfterValidator:
 
     def check_name(name: str) -> str:
         if name not in plugins.names(folder) and (name or not optional):
-            raise ValueError(f"unknown name; choose one of {', '.join(plugins.names(folder))}")
+            raise ValueError(f"unknown name; {choice(name, plugins.names(folder))}")
         return name
 
     return AfterValidator(check_name)

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, Field
 
 from tokamake import plugins
 from tokamake.config.fields import Settings
+from tokamake.errors import choice
 
 DEFAULT = "causal"
 """Objective of a run that names none, and of an index whose index.json names none."""
@@ -162,7 +163,7 @@ def sample_settings(train: Any) -> dict[str, Any]:
 def _check_name(name: str) -> str:
     known = [each for each in plugins.names(_KIND) if objective_data(each).stacks]
     if name not in known:
-        raise ValueError(f"unknown name; choose one of {', '.join(known)}")
+        raise ValueError(f"unknown name; {choice(name, known)}")
     return name
 
 

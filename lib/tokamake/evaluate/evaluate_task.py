@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from tokamake import plugins
 from tokamake.config.tasks import FOLDER, TaskSettings
 from tokamake.data.corpus.raw_files import expand
-from tokamake.errors import UserError
+from tokamake.errors import UserError, choice
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, peers
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def read_task(name: str, settings: str) -> "TaskSettings":
     from tokamake.config_files import validate
 
     if name not in (known := plugins.names(FOLDER)):
-        raise UserError(f"{name}: no such task; choose one of {', '.join(known)}")
+        raise UserError(f"{name}: no such task; {choice(name, known)}")
     try:
         values = json.loads(settings)
     except ValueError as error:

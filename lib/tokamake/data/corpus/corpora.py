@@ -16,7 +16,7 @@ from tokamake.config_files import read_table, validate
 from tokamake.data.corpus.splits import FractionRange, parse_splits
 from tokamake.data.readers import join_format, parse_format
 from tokamake.data.urls.url_list import is_url_list
-from tokamake.errors import UserError
+from tokamake.errors import UserError, choice
 from tokamake.remote.addresses import is_remote
 
 _LIKE_NUMBER = re.compile(r"-\d{4,}(-of-\d{4,})?_")
@@ -44,8 +44,8 @@ def _text_key(keys: str) -> str:
 
 def _format(text: str) -> str:
     readers = plugins.names("data/readers")
-    if text.partition(":")[0] not in ("", INDEXED, *readers):
-        raise ValueError(f"unknown name; choose one of {', '.join([*readers, INDEXED])}")
+    if (name := text.partition(":")[0]) not in ("", INDEXED, *readers):
+        raise ValueError(f"unknown name; {choice(name, [*readers, INDEXED])}")
     if ":" not in text:
         return text
     try:
