@@ -44,12 +44,12 @@ def test_counts_are_those_of_tokenize(trial: Path, capsys: pytest.CaptureFixture
     seen = re.findall(r"^  seen +(\d+)$", tables, re.MULTILINE)
     assert seen == [str(entry["documents"]) for entry in manifest["filters"]]
     length, regex, replaced = manifest["filters"]
-    sums = length["dropped"]["too few characters"]
+    sums = length["dropped"]["number of characters below 50"]
     mean, characters = f"{sums['value'] / sums['documents']:.4g}", f"{sums['characters']:,}"
     cells = [str(sums["documents"]), f"{sums['documents'] / 600:.1%}", mean, characters]
-    assert re.search(r"dropped: too few characters +" + " +".join(cells), tables)
-    matches = regex["dropped"]["text matches"]["documents"]
-    assert re.search(rf"dropped: text matches +{matches} ", tables)
+    assert re.search(r"dropped: number of characters below 50 +" + " +".join(cells), tables)
+    matches = regex["dropped"]["number of matches in text above 0"]["documents"]
+    assert re.search(rf"dropped: number of matches in text above 0 +{matches} ", tables)
     removed = replaced["changed"]["characters"]
     assert re.search(rf"changed .* {removed:,}$", tables, re.MULTILINE)
     assert "s/MB" in tables
@@ -58,7 +58,9 @@ def test_counts_are_those_of_tokenize(trial: Path, capsys: pytest.CaptureFixture
 def test_examples_name_the_line(trial: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rows = [json.loads(line) for line in (trial / "raw.jsonl").read_text().splitlines()]
     text = shown(capsys, examples=2)
-    dropped = re.findall(r"dropped: too few characters, (\d+) · raw.jsonl:(\d+)\n    (.*)", text)
+    dropped = re.findall(
+        r"dropped: number of characters below 50, (\d+) · raw.jsonl:(\d+)\n    (.*)", text
+    )
     assert len(dropped) == 2
     for number, line, example in dropped:
         assert rows[int(line) - 1]["text"] == example

@@ -8,31 +8,39 @@ from unittest.mock import patch
 
 from tokamake.data.filters._characters import statistics
 
+_SHARES = {"top": (0.2, 0.18, 0.16), "duplicate": (0.15, 0.14, 0.13, 0.12, 0.11, 0.1)}
+"""Default limits of gopher_repetition: from 2 words for the top, from 5 for duplicates."""
 REASONS = {
-    "lorem_ipsum": "lorem ipsum",
-    "curly_bracket": "curly bracket",
-    "too_few_sentences": "too few sentences",
-    "< 3 paragraphs": "too few paragraphs",
-    "gopher_short_doc": "too few words",
-    "gopher_long_doc": "too many words",
-    "gopher_below_avg_threshold": "short words",
-    "gopher_above_avg_threshold": "long words",
-    "gopher_too_many_hashes": "hashes",
-    "gopher_too_many_ellipsis": "ellipses",
-    "gopher_too_many_bullets": "bullet lines",
-    "gopher_too_many_end_ellipsis": "ellipsis lines",
-    "gopher_below_alpha_threshold": "no letters",
-    "gopher_enough_stop_words": "too few stop words",
-    "dup_para_frac": "duplicate paragraphs",
-    "dup_para_char_frac": "duplicate paragraph characters",
-    "dup_line_frac": "duplicate lines",
-    "dup_line_char_frac": "duplicate line characters",
-    **{f"top_{n}_gram": f"top {n} gram" for n in (2, 3, 4)},
-    **{f"duplicated_{n}_n_grams": f"duplicate {n} grams" for n in range(5, 11)},
-    "line_punct_ratio": "lines without end mark",
-    "short_line_ratio": "short lines",
-    "char_dup_ratio": "duplicate lines",
-    "list_ratio": "line feeds",
+    "lorem_ipsum": 'number of "lorem ipsum" above 0',
+    "curly_bracket": "number of { above 0",
+    "too_few_sentences": "number of sentences below 5",
+    "< 3 paragraphs": "number of lines of 200 characters or more below 3",
+    "gopher_short_doc": "number of words below 50",
+    "gopher_long_doc": "number of words above 100,000",
+    "gopher_below_avg_threshold": "mean word length below 3",
+    "gopher_above_avg_threshold": "mean word length above 10",
+    "gopher_too_many_hashes": "# per word above 0.1",
+    "gopher_too_many_ellipsis": "ellipses per word above 0.1",
+    "gopher_too_many_bullets": "share of lines with a bullet above 0.9",
+    "gopher_too_many_end_ellipsis": "share of lines that end in an ellipsis above 0.3",
+    "gopher_below_alpha_threshold": "share of words with a letter below 0.8",
+    "gopher_enough_stop_words": "number of stop words below 2",
+    "dup_para_frac": "share of duplicate paragraphs above 0.3",
+    "dup_para_char_frac": "share of characters in duplicate paragraphs above 0.2",
+    "dup_line_frac": "share of duplicate lines above 0.3",
+    "dup_line_char_frac": "share of characters in duplicate lines above 0.2",
+    **{
+        f"top_{n}_gram": f"share of characters in the most frequent {n}-gram above {limit:g}"
+        for n, limit in enumerate(_SHARES["top"], start=2)
+    },
+    **{
+        f"duplicated_{n}_n_grams": f"share of characters in duplicate {n}-grams above {limit:g}"
+        for n, limit in enumerate(_SHARES["duplicate"], start=5)
+    },
+    "line_punct_ratio": "share of lines with an end mark below 0.12",
+    "short_line_ratio": "share of short lines above 0.67",
+    "char_dup_ratio": "share of characters in duplicate lines above 0.01",
+    "list_ratio": "line feeds per word above 0.3",
     "empty": "empty",
 }
 """Our reason for each reason of datatrove."""

@@ -47,17 +47,17 @@ def test_citations_and_spaces_around_lines_go() -> None:
     ("text", "options", "dropped"),
     [
         (FIVE, {}, None),
-        (SENTENCE * 2, {}, ("too few sentences", 2)),  # no space after the full stop
-        (f"{SENTENCE} {SENTENCE}\n{SENTENCE}", {}, ("too few sentences", 3)),
+        (SENTENCE * 2, {}, ("number of sentences below 5", 2)),  # no space after the full stop
+        (f"{SENTENCE} {SENTENCE}\n{SENTENCE}", {}, ("number of sentences below 5", 3)),
         (f"{SENTENCE} {SENTENCE}\n{SENTENCE}", {"min_sentences": 3}, None),
-        (f"{FIVE}\nif (a) {{ b; }} {{.", {}, ("curly bracket", 2)),
+        (f"{FIVE}\nif (a) {{ b; }} {{.", {}, ("number of { above 0", 2)),
         (f"{FIVE}\nif (a) {{ b; }}", {}, None),  # another rule has dropped the line
         (f"{FIVE}\nif (a) {{ b; }} {{.", {"drop_curly_brackets": False}, None),
-        (f"{FIVE}\nThis is Lorem Ipsum.", {}, ("lorem ipsum", 1)),
+        (f"{FIVE}\nThis is Lorem Ipsum.", {}, ('number of "lorem ipsum" above 0', 1)),
         (f"{FIVE}\nThis is Lorem Ipsum.", {"drop_lorem_ipsum": False}, None),
-        ("", {}, ("too few sentences", 0)),
-        ("Menu", {"min_sentences": None}, ("no line left", 0)),
-        (FIVE, {"min_paragraphs": 3}, ("too few paragraphs", 0)),
+        ("", {}, ("number of sentences below 5", 0)),
+        ("Menu", {"min_sentences": None}, ("number of lines that are left below 1", 0)),
+        (FIVE, {"min_paragraphs": 3}, ("number of lines of 200 characters or more below 3", 0)),
         (FIVE, {"min_paragraphs": 3, "min_paragraph_characters": 25}, None),
     ],
 )

@@ -47,7 +47,7 @@ def arc(tmp_path: Path) -> str:
 def test_planted_contamination_is_found(arc: str, text: str) -> None:
     verdict = ready(files={"arc": arc}).apply(Document(text, {}))
     assert verdict is not None
-    assert verdict.reason == "overlaps arc"
+    assert verdict.reason == "overlap with arc above 0"
     assert 0 < (verdict.value or 0) <= 1
 
 
@@ -72,7 +72,10 @@ def test_clean_text_and_twelve_words_stay(arc: str, text: str) -> None:
 def test_short_items_count_as_a_whole(tmp_path: Path) -> None:
     items = [{"text": " ".join(WORDS[:8])}, {"text": "one two three four five six seven"}]
     filter = ready(files={"short": write_items(tmp_path / "short.jsonl", items)})
-    assert filter.apply(Document(f"so {items[0]['text']} then", {})) == ("overlaps short", 0.8)
+    assert filter.apply(Document(f"so {items[0]['text']} then", {})) == (
+        "overlap with short above 0",
+        0.8,
+    )
     assert filter.apply(Document(" ".join(WORDS[:7]), {})) is None
     assert filter.apply(Document(items[1]["text"], {})) is None  # below min_words
 
@@ -85,14 +88,14 @@ def test_the_document_names_the_set_with_the_most_words(tmp_path: Path) -> None:
     }
     document = Document(f"{' '.join(WORDS[:14])} and {other}", {})
     verdict = ready(files=files).apply(document)
-    assert verdict == ("overlaps other", 40 / 55)
+    assert verdict == ("overlap with other above 0", 40 / 55)
     assert document.metrics == {"overlap with arc": 14 / 55, "overlap with other": 40 / 55}
 
 
 def test_an_item_of_two_sets_counts_for_both(tmp_path: Path) -> None:
     path = write_items(tmp_path / "a.jsonl", [{"text": ITEM}, {"text": ITEM}])
     document = Document(ITEM, {})
-    assert ready(files={"a": path, "b": path}).apply(document) == ("overlaps a", 1)
+    assert ready(files={"a": path, "b": path}).apply(document) == ("overlap with a above 0", 1)
     assert document.metrics == {"overlap with a": 1, "overlap with b": 1}
 
 
@@ -100,8 +103,8 @@ def test_several_fields_are_searched_alone_and_joined(tmp_path: Path) -> None:
     record = {"q": {"stem": " ".join(WORDS[:9])}, "choices": WORDS[9:14]}
     path = write_items(tmp_path / "qa.jsonl", [record])
     filter = ready(files={"qa": {"path": path, "fields": ["q.stem", "choices"]}})
-    assert filter.apply(Document(record["q"]["stem"], {})) == ("overlaps qa", 1)  # type: ignore[index]
-    assert filter.apply(Document(" ".join(WORDS[1:14]), {})) == ("overlaps qa", 1)
+    assert filter.apply(Document(record["q"]["stem"], {})) == ("overlap with qa above 0", 1)  # type: ignore[index]
+    assert filter.apply(Document(" ".join(WORDS[1:14]), {})) == ("overlap with qa above 0", 1)
     assert filter.apply(Document(" ".join(WORDS[1:9]), {})) is None
 
 
@@ -187,10 +190,10 @@ def test_a_document_of_too_many_pieces_is_dropped(arc: str) -> None:
     assert ready(files={"arc": arc}, action="cut").apply(document) is None
     assert len(document.text.split("\n\n")) == 6
     verdict = ready(files={"arc": arc}, action="cut", max_pieces=5).apply(Document(text, {}))
-    assert verdict == ("overlaps arc in too many places", 6)
+    assert verdict == ("number of pieces without texts of arc above 5", 6)
     verdict = ready(files={"arc": arc}, action="cut").apply(Document(f"A. {ITEM}. B.", {}))
     assert isinstance(verdict, Drop)
-    assert verdict.reason == "overlaps arc"
+    assert verdict == ("number of pieces without texts of arc below 1", 0)
 
 
 def test_the_order_of_items_does_not_matter(tmp_path: Path) -> None:

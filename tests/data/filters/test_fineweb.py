@@ -13,15 +13,31 @@ LINES = [f"Line {number} of this text has its own number and an end." for number
 @pytest.mark.parametrize(
     ("text", "option", "dropped"),
     [
-        ("\n".join(LINES).replace(".", ""), "min_ended_lines", ("lines without end mark", 0)),
-        ("\n".join([*LINES, ". \n" * 200]), "min_ended_lines", ("lines without end mark", 1 / 11)),
+        (
+            "\n".join(LINES).replace(".", ""),
+            "min_ended_lines",
+            ("share of lines with an end mark below 0.12", 0),
+        ),
+        (
+            "\n".join([*LINES, ". \n" * 200]),
+            "min_ended_lines",
+            ("share of lines with an end mark below 0.12", 1 / 11),
+        ),
         (
             "\n".join([*LINES, *map("{}.".format, range(60))]),
             "max_short_lines",
-            ("short lines", 0.75),
+            ("share of short lines above 0.67", 0.75),
         ),
-        ("\n".join([*LINES, LINES[0]]), "max_duplicate_characters", ("duplicate lines", 0.047)),
-        ("\n".join(LINES) + "\n" * 400, "max_line_feeds_per_word", ("line feeds", 419 / 260)),
+        (
+            "\n".join([*LINES, LINES[0]]),
+            "max_duplicate_characters",
+            ("share of characters in duplicate lines above 0.01", 0.047),
+        ),
+        (
+            "\n".join(LINES) + "\n" * 400,
+            "max_line_feeds_per_word",
+            ("line feeds per word above 0.3", 419 / 260),
+        ),
     ],
 )
 def test_thresholds(text: str, option: str, dropped: tuple[str, float]) -> None:
@@ -45,6 +61,6 @@ def test_prose_is_kept() -> None:
 
 def test_the_length_of_short_lines_is_a_setting() -> None:
     assert Filter(short_line_characters=60).apply(Document("\n".join(LINES), {})) == (
-        "short lines",
+        "share of short lines above 0.67",
         1,
     )

@@ -14,20 +14,36 @@ WORDS = "the house and " * 20
 @pytest.mark.parametrize(
     ("text", "option", "dropped"),
     [
-        ("the house and to, " * 12, "min_words", ("too few words", 48)),  # marks do not count
-        (WORDS * 1700, "max_words", ("too many words", 102_000)),
-        ("of to ab " * 20, "min_mean_word_length", ("short words", 2)),
+        (
+            "the house and to, " * 12,
+            "min_words",
+            ("number of words below 50", 48),
+        ),  # marks do not count
+        (WORDS * 1700, "max_words", ("number of words above 100,000", 102_000)),
+        ("of to ab " * 20, "min_mean_word_length", ("mean word length below 3", 2)),
         (
             "the and extraordinary extraordinary2 " * 20,
             "max_mean_word_length",
-            ("long words", 8.25),
+            ("mean word length above 8", 8.25),
         ),
-        (WORDS + "# " * 10, "max_hashes_per_word", ("hashes", 10 / 70)),
-        ("… ... " * 5 + WORDS, "max_ellipses_per_word", ("ellipses", 10 / 70)),
-        ("- the house and it\n" * 20, "max_bullet_lines", ("bullet lines", 1)),
-        ((WORDS + "...\n") * 2 + WORDS, "max_ellipsis_lines", ("ellipsis lines", 2 / 3)),
-        (WORDS + "1234 " * 20, "min_alphabetic_words", ("no letters", 60 / 80)),
-        ("a house and " * 20, "min_stop_words", ("too few stop words", 1)),
+        (WORDS + "# " * 10, "max_hashes_per_word", ("# per word above 0.1", 10 / 70)),
+        ("… ... " * 5 + WORDS, "max_ellipses_per_word", ("ellipses per word above 0.1", 10 / 70)),
+        (
+            "- the house and it\n" * 20,
+            "max_bullet_lines",
+            ("share of lines with a bullet above 0.9", 1),
+        ),
+        (
+            (WORDS + "...\n") * 2 + WORDS,
+            "max_ellipsis_lines",
+            ("share of lines that end in an ellipsis above 0.3", 2 / 3),
+        ),
+        (
+            WORDS + "1234 " * 20,
+            "min_alphabetic_words",
+            ("share of words with a letter below 0.8", 60 / 80),
+        ),
+        ("a house and " * 20, "min_stop_words", ("number of stop words below 2", 1)),
     ],
 )
 def test_thresholds(text: str, option: str, dropped: tuple[str, float]) -> None:
@@ -48,12 +64,12 @@ def test_prose_is_kept_and_its_words_are_counted() -> None:
 
 def test_stop_words_are_a_setting() -> None:
     text = "der Hund und ein Haus " * 20
-    assert Filter().apply(Document(text, {})) == ("too few stop words", 0)
+    assert Filter().apply(Document(text, {})) == ("number of stop words below 2", 0)
     assert Filter(stop_words=("der", "und", "die")).apply(Document(text, {})) is None
-    assert Filter(stop_words=()).apply(Document(text, {})) == ("too few stop words", 0)
+    assert Filter(stop_words=()).apply(Document(text, {})) == ("number of stop words below 2", 0)
 
 
 def test_a_document_without_words() -> None:
     nothing = dict.fromkeys(("min_words", "min_mean_word_length", "min_alphabetic_words"))
-    assert Filter(**nothing).apply(Document("", {})) == ("too few stop words", 0)
+    assert Filter(**nothing).apply(Document("", {})) == ("number of stop words below 2", 0)
     assert Filter(**nothing, min_stop_words=None).apply(Document(" \n", {})) is None

@@ -12,6 +12,14 @@ def numbers(first: int, last: int) -> str:
 
 LINES = [numbers(start, start + 20) for start in range(100, 900, 20)]
 """40 lines without a repeated word."""
+PARTS = {
+    "max_duplicate_paragraphs": "duplicate paragraphs",
+    "max_duplicate_paragraph_characters": "characters in duplicate paragraphs",
+    "max_duplicate_lines": "duplicate lines",
+    "max_duplicate_line_characters": "characters in duplicate lines",
+    **{f"max_top_{n}_gram": f"characters in the most frequent {n}-gram" for n in (2, 3, 4)},
+    **{f"max_duplicate_{n}_grams": f"characters in duplicate {n}-grams" for n in range(5, 11)},
+}
 RULES = [option for option in Filter.model_fields if option.startswith("max_")]
 
 
@@ -42,7 +50,7 @@ def test_thresholds(text: str, option: str, value: float) -> None:
     assert Filter(**off | {option: value}).apply(Document(text, {})) is None
     drop = Filter(**off | {option: value - 1e-6}).apply(Document(text, {}))
     assert drop is not None
-    assert drop.reason == option.removeprefix("max_").replace("_", " ")
+    assert drop.reason == f"share of {PARTS[option]} above {value - 1e-6:.6g}"
     assert drop.value == pytest.approx(value)
 
 
@@ -50,9 +58,9 @@ def test_defaults() -> None:
     assert Filter().apply(Document("\n".join(LINES), {})) is None
     assert Filter().apply(Document("", {})) == ("empty", 0)
     for separator, reason in (
-        ("\n\n", "duplicate paragraphs"),
-        ("\n", "duplicate lines"),
-        (" ", "duplicate 5 grams"),
+        ("\n\n", "share of duplicate paragraphs above 0.3"),
+        ("\n", "share of duplicate lines above 0.3"),
+        (" ", "share of characters in duplicate 5-grams above 0.15"),
     ):
         text = separator.join([LINES[0], LINES[1], LINES[0], LINES[1]])
         drop = Filter().apply(Document(text, {}))
@@ -64,4 +72,4 @@ def test_few_words_repeat_nothing() -> None:
     off = {option: None for option in RULES if "top" in option}
     assert Filter(**off).apply(Document("one two", {})) is None
     drop = Filter().apply(Document("one two", {}))  # as in datatrove: one 2-gram is all of it
-    assert drop == ("top 2 gram", 1)
+    assert drop == ("share of characters in the most frequent 2-gram above 0.2", 1)

@@ -39,7 +39,7 @@ def test_languages_are_recognized(code: str) -> None:
     assert score > 0.65
     dropped, _ = classify(loaded(languages=others), text)
     assert dropped is not None
-    assert dropped.reason == "another language"
+    assert dropped.reason == "score of the best language below another language"
     assert dropped.value is not None
     assert dropped.value <= 1 - score + 1e-4
     for sentence in SENTENCES[code]:
@@ -50,17 +50,17 @@ def test_the_score_decides() -> None:
     mixed = "\n".join([*SENTENCES["en"], *SENTENCES["de"], *SENTENCES["fr"]])
     verdict, metrics = classify(loaded(), mixed)
     ((name, score),) = metrics.items()
-    assert verdict == Drop("low score", score)
+    assert verdict == Drop("score of the best language below 0.65", score)
     code = name.removeprefix("score of ")
     assert classify(loaded(languages=code, min_score=score), mixed)[0] is None
     verdict, _ = classify(loaded(languages=code, min_score=score + 1e-6), mixed)
-    assert verdict == Drop("low score", score)
+    assert verdict == Drop(f"score of {code} below {score + 1e-6:.6g}", score)
     first = len("\n".join(SENTENCES["en"]))
     assert classify(loaded(languages="en", max_characters=first), mixed)[0] is None
     for text in ("", " \n\t\n"):
         verdict, _ = classify(loaded(languages="en"), text)
         assert verdict is not None
-        assert verdict.reason == "low score"
+        assert verdict.reason == "score of en below 0.65"
 
 
 def test_no_character_ends_a_text() -> None:
@@ -101,7 +101,7 @@ def test_scores_are_the_scores_of_fasttext() -> None:
         best = max(expected, key=expected.__getitem__)
         assert metrics == {f"score of {best}": pytest.approx(expected[best], abs=1e-4)}
         assert drop is not None
-        assert drop.reason == ("low score" if best == code else "another language")
+        assert drop.reason == f"score of {code} below {1 if best == code else 'another language'}"
         assert drop.value == pytest.approx(expected[code], abs=1e-4)
 
 

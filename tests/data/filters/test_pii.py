@@ -107,7 +107,7 @@ def test_tags_counts_and_kinds() -> None:
 def test_a_document_with_more_of_them_is_dropped() -> None:
     text = "a@b.org " * 5 + "8.8.8.8"
     document = Document(text, {})
-    assert Filter(max_matches=5).apply(document) == ("too much personal data", 6)
+    assert Filter(max_matches=5).apply(document) == ("number of matches above 5", 6)
     assert (document.text, document.metrics) == (text, {})
     assert Filter(max_matches=6).apply(document) is None
 

@@ -11,16 +11,16 @@ from tokamake.data.filters.regex import Filter
 @pytest.mark.parametrize(
     ("options", "dropped"),
     [
-        ({"drop": "lorem"}, ("text matches", 2)),
+        ({"drop": "lorem"}, ("number of matches in text above 0", 2)),
         ({"drop": "LOREM"}, None),
-        ({"drop": "LOREM", "ignore_case": True}, ("text matches", 2)),
+        ({"drop": "LOREM", "ignore_case": True}, ("number of matches in text above 0", 2)),
         ({"drop": "^ipsum"}, None),
         ({"keep": "ipsum"}, None),
-        ({"keep": "dolor"}, ("text does not match", None)),
-        ({"drop": "^http:", "field": "url"}, ("url matches", 1)),
+        ({"keep": "dolor"}, ("number of matches in text below 1", 0)),
+        ({"drop": "^http:", "field": "url"}, ("number of matches in url above 0", 1)),
         ({"keep": "^http:", "field": "url"}, None),
-        ({"keep": "^http:", "field": "absent"}, ("absent does not match", None)),
-        ({"drop": "3", "field": "number"}, ("number matches", 1)),
+        ({"keep": "^http:", "field": "absent"}, ("number of matches in absent below 1", 0)),
+        ({"drop": "3", "field": "number"}, ("number of matches in number above 0", 1)),
     ],
 )
 def test_what_is_found_decides(

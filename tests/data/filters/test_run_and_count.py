@@ -38,10 +38,10 @@ def test_the_dataset_is_that_of_the_kept_texts(workspace: Path) -> None:
     short = [row["text"] for row in rows if len(row["text"]) < 50]
     characters = sum(map(len, short))
     sums = {"documents": len(short), "characters": characters, "value": characters}
-    assert length["dropped"] == {"too few characters": sums}
+    assert length["dropped"] == {"number of characters below 50": sums}
     assert length["documents"] == len(rows)
     assert regex["documents"] == len(rows) - len(short)
-    assert url["dropped"].keys() == {"meta.url matches"}
+    assert url["dropped"].keys() == {"number of matches in meta.url above 0"}
     assert replaced["documents"] == len(texts)
     is_kept = [row["text"] for row in rows if kept(row) is not None]
     removed = sum(text.count("é") for text in is_kept)

