@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.support.grids import params
-from tokamake import cli
+from tokamake import cli, plugins
 
 COMMANDS = cli.COMMANDS
 
@@ -41,7 +41,7 @@ from contextlib import redirect_stdout, suppress
 
 import cyclopts.help, markdown_it, numpy, pydantic, yaml  # once for all stages
 
-from tokamake import cli
+from tokamake import cli, plugins
 
 pages = {}
 for stage in cli.COMMANDS:  # each in a process of its own, for its imports
@@ -119,6 +119,29 @@ def test_examples_in_help_texts_are_valid_calls(command: str) -> None:
         arguments, print_error=False, exit_on_error=False
     )
     assert bound.arguments
+
+
+@pytest.mark.parametrize("command", ["tokenize", "train-tokenizer"])
+def test_help_lists_all_formats(command: str) -> None:
+    help_text = " ".join(run(command, "--help").stdout.replace("│", " ").split())
+    assert f"format of the files: {', '.join(plugins.names('data/readers'))}; empty" in help_text
+
+
+def test_an_interrupt_during_imports_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "cyclopts.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    (tmp_path / "difflib.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    for module, name in (("cyclopts", "tokamake tokenize"), ("difflib", "tokamake")):
+        (tmp_path / "early").mkdir(exist_ok=True)
+        (tmp_path / f"{module}.py").replace(tmp_path / "early" / f"{module}.py")
+        result = subprocess.run(
+            [sys.executable, "-m", "tokamake", "tokenize", "--help"],
+            env={**os.environ, "PYTHONPATH": str(tmp_path / "early")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert result.stderr == f"{name}: stopped; the same command continues\n"
+        assert result.returncode == 130
 
 
 BLOCKED = [package for packages in cli.EXTRAS.values() for package in packages]

@@ -51,25 +51,32 @@ EXTRAS = {
 
 def main() -> None:
     """Run one subcommand; a user's mistake is one line on stderr and exit status 2."""
-    arguments = sys.argv[1:]
-    _refuse_closed_descriptors(arguments)
-    if arguments and re.fullmatch(r"--local[_-]rank=\d+", arguments[0]):
-        del arguments[0]  # launchers such as deepspeed add it; LOCAL_RANK has the same value
-    stage = arguments[0] if arguments and arguments[0] in COMMANDS else ""
+    stage = ""
+    try:
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        arguments = sys.argv[1:]
+        _refuse_closed_descriptors(arguments)
+        if arguments and re.fullmatch(r"--local[_-]rank=\d+", arguments[0]):
+            del arguments[0]  # launchers such as deepspeed add it; LOCAL_RANK has the same value
+        stage = arguments[0] if arguments and arguments[0] in COMMANDS else ""
+        if stage not in ONLINE and not any(map(_ADDRESS.match, arguments)):
+            os.environ.setdefault("HF_HUB_OFFLINE", "1")  # libraries read it when imported
+        _end_by_signals(stage)
+        _run(stage, arguments)
+    except KeyboardInterrupt:
+        _fail(stage, "stopped; the same command continues", status=130)
+
+
+def _end_by_signals(stage: str) -> None:
+    """Let signals of batch systems raise SystemExit, so that stages remove unfinished files."""
     from tokamake.runtime.exit_status import Stopped
 
-    if stage not in ONLINE and not any(map(_ADDRESS.match, arguments)):
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # libraries read it when they are imported
-    # Batch systems end jobs with SIGTERM. As an exception, it lets stages remove unfinished files.
     if stage == "train":  # other signals stop it in the same way
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, lambda number, _: sys.exit(Stopped[signal.Signals(number).name]))
     else:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    try:
-        _run(stage, arguments)
-    except KeyboardInterrupt:
-        _fail(stage, "stopped; the same command continues", status=130)
 
 
 def _refuse_closed_descriptors(arguments: list[str]) -> None:

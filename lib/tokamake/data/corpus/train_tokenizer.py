@@ -5,6 +5,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from tokamake import plugins
 from tokamake.data.corpus.corpora import find_corpus, patterns
 from tokamake.data.corpus.documents import Fields, read_texts, split_keys, texts
 from tokamake.data.corpus.plan_file import read_plan
@@ -47,8 +48,7 @@ def train_tokenizer(
         text_key: key or column that holds the text (default "text"); the tokenizer learns from the
             texts of several keys.
         template: joins several keys to one text: {title}\\n\\n{text}.
-        format: format of the files: jsonl, json, parquet, arrow, csv, archive or text; empty:
-            detected for each file.
+        format: format of the files: FORMATS; empty: detected for each file.
         kind: bpe: byte-level BPE as in GPT-2, lossless; wordpiece: WordPiece as in BERT,
             lower-cased; unigram: Unigram over bytes, lossless; ids: nothing is trained, no file is
             needed, and text is token ids separated by spaces.
@@ -95,6 +95,11 @@ def train_tokenizer(
     )
     write(kind, trained, output=output, special_tokens=special_tokens)
     print(f"{output}: {kind}, {vocab_size:,} entries from {counted(len(text_files), 'file')}")
+
+
+train_tokenizer.__doc__ = (train_tokenizer.__doc__ or "").replace(
+    "FORMATS", ", ".join(plugins.names("data/readers"))
+)
 
 
 def _write_ids(vocab_size: int, eod: int | None, *, output: Path) -> None:

@@ -6,6 +6,7 @@ The workflow uses `tokenize-batch`. `shard` has the path of the data.
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from tokamake import plugins
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,9 +43,8 @@ def tokenize(
     filtered. It writes nothing if a file is damaged.
 
     Args:
-        files: jsonl, JSON, JSON-seq, parquet, Arrow (as `datasets` saves), csv, zip and tar
-            archives, or plain text, compressed or not; folders of them; glob patterns; or the name
-            of one corpus in the table of corpora.
+        files: files of any `format`, compressed or not; folders of them; glob patterns; or the
+            name of one corpus in the table of corpora.
         output: prefix of the indexed dataset: PREFIX.bin, PREFIX.idx, PREFIX.sources and
             PREFIX.json (the manifest). Several keys give one dataset each, PREFIX_KEY.
         tokenizer: folder or file of a tokenizer: tokenizer.json, vocab.json with merges.txt,
@@ -53,8 +53,7 @@ def tokenize(
             in the object `meta`, unless a key has this name. Repeat the option or separate
             keys with commas to write one dataset per key.
         template: text of a document as a combination of keys: "{title}\\n\\n{text}".
-        format: format of the files, if it cannot be detected: jsonl, json, json_seq, csv, text or
-            datasets.
+        format: format of the files: FORMATS; empty: detected for each file.
         append_eod: end each document with the tokenizer's end-of-document token.
         prepend_bos: begin each document with the tokenizer's beginning-of-sequence token.
         special_tokens_in_text: special: a special token's name in a text, such as <|endoftext|>,
@@ -122,3 +121,8 @@ def tokenize(
     )
     shard_tokenizer = ShardTokenizer(open_tokenizer(tokenizer), options, workers=workers)
     shard_tokenizer.write(ShardRequest(output, readers.expand(files), byte_range))
+
+
+tokenize.__doc__ = (tokenize.__doc__ or "").replace(
+    "FORMATS", ", ".join(plugins.names("data/readers"))
+)
