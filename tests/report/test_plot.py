@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.support.finished_run import TRAINED, make_inputs, metric, scores
+from tokamake.data.indexed.manifest_counts import filter_name
 from tokamake.errors import UserError
 from tokamake.report.plot import best_checkpoint, plot
 
@@ -132,8 +133,16 @@ def test_a_table_shows_the_verdicts_of_filters(inputs: dict[str, Path], tmp_path
     plot(**inputs, output=tmp_path / "plots")
     texts = Page(tmp_path / "plots/corpora.html").texts
     # The sums of two datasets.
-    cells = ["code", "length (min_words: 3)", "too few words", "8", "10.00%", "2,400", "2.5"]
+    cells = ["code", "length (min_words: 3)", "too few words", "8", "10.00%", "-2,400", "2.5"]
     assert texts[texts.index("Filters") + 8 :] == cells
+
+
+def test_long_options_of_filters_are_cut() -> None:
+    sets = {f"set{n}": {"path": [f"data/{n}.jsonl"], "fields": ["q"]} for n in range(3)}
+    entry = {"filter": "decontaminate", "options": {"files": sets}}
+    assert filter_name(entry) == "decontaminate (files: [set0, set1, set2])"
+    long = {"filter": "regex", "options": {"drop": "x" * 100}}
+    assert filter_name(long) == f'regex (drop: "{"x" * 53}…)'
 
 
 def test_samples_of_filters_are_folded(inputs: dict[str, Path], tmp_path: Path) -> None:

@@ -45,13 +45,13 @@ def test_counts_are_those_of_tokenize(trial: Path, capsys: pytest.CaptureFixture
     assert seen == [str(entry["documents"]) for entry in manifest["filters"]]
     length, regex, replaced = manifest["filters"]
     sums = length["dropped"]["number of characters below 50"]
-    mean, characters = f"{sums['value'] / sums['documents']:.4g}", f"{sums['characters']:,}"
+    mean, characters = f"{sums['value'] / sums['documents']:.4g}", f"-{sums['characters']:,}"
     cells = [str(sums["documents"]), f"{sums['documents'] / 600:.1%}", mean, characters]
     assert re.search(r"dropped: number of characters below 50 +" + " +".join(cells), tables)
     matches = regex["dropped"]["number of matches in text above 0"]["documents"]
     assert re.search(rf"dropped: number of matches in text above 0 +{matches} ", tables)
     removed = replaced["changed"]["characters"]
-    assert re.search(rf"changed .* {removed:,}$", tables, re.MULTILINE)
+    assert re.search(rf"changed .* -{removed:,}$", tables, re.MULTILINE)
     assert "s/MB" in tables
 
 
@@ -88,6 +88,48 @@ def test_the_sample_and_the_page_repeat(trial: Path, capsys: pytest.CaptureFixtu
     assert page.texts[:2] == ["Filters on a sample of documents"] * 2
     assert "web" in page.texts
     assert pages[0].count("<details>") == 3
+
+
+def test_removed_paragraphs_are_marked_as_a_whole(
+    trial: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prose = [f"Sentence {number} of this page ends with a mark." for number in range(8)]
+    menu = [f"entry {number} of a long menu that has no mark at its end" for number in range(9)]
+    write(Path("raw.jsonl"), [{"text": "\n".join([*prose[:2], *menu, *prose[2:], menu[0]])}])
+    Path("config.yaml").write_text("corpora: corpora.tsv\ntokenize:\n  filters: [c4]\n")
+    text = shown(capsys, page=trial / "page.html")
+    assert f"⏎{prose[1]}⏎[-{menu[0]}⏎{menu[1]}⏎" in text
+    assert f"{menu[8]}⏎-]{prose[2]}⏎" in text
+    assert "[…" in text
+    assert text.count("[-") == 1
+    assert "{+" not in text
+    page = (trial / "page.html").read_text()
+    assert page.count("<del>") == 1
+    assert "<ins>" not in page
+
+
+def test_added_characters_have_a_plus(trial: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(Path("raw.jsonl"), [{"text": "write to a@b.com"}])
+    Path("config.yaml").write_text("corpora: corpora.tsv\ntokenize:\n  filters: [pii]\n")
+    text = shown(capsys)
+    assert re.search(r"change in characters\n", text)
+    assert re.search(r"changed +1 +100.0% +\+12\n", text)
+
+
+def test_settings_that_are_not_tried_are_named(
+    trial: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "not tried" not in shown(capsys)
+    settings = "  deduplicate: true\n  near_duplicates: fineweb\n  repeats: lines\n"
+    Path("config.yaml").write_text(CONFIG + settings)
+    text = shown(capsys, page=trial / "page.html")
+    note = (
+        "not tried: tokenize.deduplicate, tokenize.near_duplicates, tokenize.repeats: they compare"
+    )
+    assert f"\n{note} all documents\n" in text
+    assert f"{note} all documents" in Page(trial / "page.html").texts
+    Path("config.yaml").write_text(CONFIG + "  deduplicate: data\n")
+    assert "not tried: tokenize.deduplicate: it compares all documents\n" in shown(capsys)
 
 
 BROKEN = """

@@ -12,7 +12,7 @@ from tokamake.data.indexed.manifest_counts import filter_name, num_kept, verdict
 from tokamake.report import filter_samples, html_pages
 from tokamake.runtime.console import counted
 
-_HEADER = ("verdict", "documents", "share", "mean", "characters removed")
+_HEADER = ("verdict", "documents", "share", "mean", "change in characters")
 _MAX_BAD = 5
 _MARKS = {"": "{}", "-": "[-{}-]", "+": "{{+{}+}}"}
 """Marks of removed and added text, as in git's word diff."""
@@ -77,8 +77,8 @@ def text(trial: Trial) -> str:
     return "\n".join([*lines, *examples])
 
 
-def page(trials: Sequence[Trial]) -> str:
-    """Tables and examples as a self-contained HTML page."""
+def page(trials: Sequence[Trial], note: str = "") -> str:
+    """Tables and examples as a self-contained HTML page; `note` comes first."""
     parts = []
     for trial in trials:
         body = [_paragraph(_headline(trial))]
@@ -89,7 +89,8 @@ def page(trials: Sequence[Trial]) -> str:
         if bad := _bad(trial):
             body.append(html_pages.folded(_bad_title(trial), "".join(map(_paragraph, bad))))
         parts.append((trial.corpus, "\n".join(body)))
-    return html_pages.page("Filters on a sample of documents", html_pages.sections(parts))
+    above = f"{_paragraph(note)}\n" if note else ""
+    return html_pages.page("Filters on a sample of documents", above + html_pages.sections(parts))
 
 
 def _bad_title(trial: Trial) -> str:
@@ -126,7 +127,7 @@ def _tables(trial: Trial) -> Iterator[tuple[str, list[tuple[str, ...]]]]:
                 f"{verdict.documents:,}",
                 f"{verdict.share:.1%}",
                 "" if verdict.mean is None else f"{verdict.mean:,.4g}",
-                "" if verdict.characters is None else f"{verdict.characters:,}",
+                "" if verdict.characters is None else f"{verdict.characters:+,}",
             )
             for verdict in verdicts([entry])
             if verdict.documents

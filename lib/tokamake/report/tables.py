@@ -33,7 +33,15 @@ def corpora(rows: pd.DataFrame) -> str:
     documents = html_pages.table(header, [*map(_documents, rows.itertuples())], _documents(overall))
     sections = [("", sizes), ("Documents", documents)]
     if filtered := [line for row in rows.itertuples() for line in _filtered(row)]:
-        header = ["corpus", "filter", "reason", "documents", "share", "characters", "mean"]
+        header = [
+            "corpus",
+            "filter",
+            "reason",
+            "documents",
+            "share",
+            "change in characters",
+            "mean",
+        ]
         sections.append(("Filters", html_pages.table(header, filtered)))
     if samples := "\n".join(filter(None, map(_samples, rows.itertuples()))):
         sections.append(("Samples of filters", samples))
@@ -48,7 +56,7 @@ def _filtered(row: Any) -> list[list[str]]:
             verdict.reason,
             f"{verdict.documents:,}",
             f"{verdict.share:.2%}",
-            "–" if verdict.characters is None else f"{verdict.characters:,}",
+            "–" if verdict.characters is None else f"{verdict.characters:+,}",
             "–" if verdict.mean is None else f"{verdict.mean:,.4g}",
         ]
         for verdict in verdicts(row.filters or ())

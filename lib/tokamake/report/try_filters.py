@@ -28,8 +28,9 @@ def try_filters(
 
     The sample is the same at each call: documents from evenly spaced files and places. Nothing else
     of the workflow has to exist. For each filter, a table has the documents that it saw, kept,
-    changed and dropped, by reason, with the mean of the numbers that decided, the characters that
-    it removed, and its seconds per MB of text. Examples follow, with file and line.
+    changed and dropped, by reason, with the mean of the numbers that decided, the change in
+    characters, and its seconds per MB of text. Examples follow, with file and line. Duplicates,
+    near-duplicates and repeated text stay: finding them takes all documents.
 
     Args:
         config: config file of a workflow, such as config/config.yaml: its settings `corpora` and
@@ -51,9 +52,21 @@ def try_filters(
     for row in rows:
         trials.append(_trial(row, settings, tasks=tasks, documents=documents, examples=examples))
         print(filter_trial.text(trials[-1]))
+    if note := _not_tried(settings):
+        print(note)
     if page is not None:
-        files.write_text(page, filter_trial.page(trials))
+        files.write_text(page, filter_trial.page(trials, note))
         print(f"{page}: {len(trials)} {'corpus' if len(trials) == 1 else 'corpora'}")
+
+
+def _not_tried(settings: "TokenizeSettings") -> str:
+    """Line about settings that drop or cut documents, but are no filters; empty: none is set."""
+    names = ("deduplicate", "near_duplicates", "repeats")
+    asked = [f"tokenize.{name}" for name in names if getattr(settings, name)]
+    if not asked:
+        return ""
+    pronoun = "it compares" if len(asked) == 1 else "they compare"
+    return f"not tried: {', '.join(asked)}: {pronoun} all documents"
 
 
 def _read(config: Path, names: Sequence[str]) -> "tuple[TokenizeSettings, list[Corpus], Tasks]":

@@ -56,6 +56,14 @@ def test_names_of_pages_do_not_hide_other_formats(tmp_path: Path) -> None:
         read(write(tmp_path / "b.html", "%PDF-1.7"))
 
 
+def test_the_place_of_a_page_is_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "a.html"
+    path.write_text(PAGE)
+    source = open_input(path)
+    (block,) = source.blocks(("text",))
+    assert source.place(int(block.numbers[0]), int(block.offsets[0])) == str(path)
+
+
 def test_pages_in_archives(tmp_path: Path) -> None:
     page = PAGE.encode("utf-16")
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:

@@ -116,8 +116,49 @@ def _excerpts(before: str, after: str | None) -> dict[str, str]:
     """Cut texts to a part with the first change."""
     if after is None:
         return {"text": _cut(before, 0)}
-    start = max(0, _first_difference(before, after) - _CONTEXT)
+    difference = _first_difference(before, after)
+    start = max(0, difference - _CONTEXT)
+    if removed := _removed(before, after, difference=difference):
+        return _without(before, after, removed=removed)
     return {"text": _cut(before, start), "after": _cut(after, start)}
+
+
+class _Removed(NamedTuple):
+    """A long piece of a text that a filter has removed."""
+
+    start: int
+    end: int
+    after: int
+    """Character of the changed text with which the text behind the piece begins."""
+
+
+def _removed(before: str, after: str, *, difference: int) -> _Removed | None:
+    """Find the piece that the first change removes; None if it is short, or there is none.
+
+    A piece of whole lines begins with a line.
+    """
+    line = before.rfind("\n", 0, difference) + 1
+    for start in (line, difference):
+        resumed = start + len(after[start:]) - len(after[start:].lstrip())
+        found = before.find(after[resumed : resumed + _CONTEXT], start + 1)
+        is_whole = start == difference or before[found - 1] == "\n"
+        if resumed < len(after) and found - start > _CONTEXT and is_whole:
+            return _Removed(start, found, resumed)
+    return None
+
+
+def _without(before: str, after: str, *, removed: _Removed) -> dict[str, str]:
+    """Excerpts around a removed piece, with its first and last characters."""
+    start, end, resumed = removed
+    first = max(0, start - _CONTEXT)
+    left = "…" * (first > 0) + before[first:start]
+    piece = before[start:end]
+    if len(piece) > _CHARACTERS:
+        half, number = _CHARACTERS // 2, len(piece) - _CHARACTERS
+        piece = f"{piece[:half]} […{number:,} characters…] {piece[-half:]}"
+    same = _first_difference(before[end : end + _CONTEXT], after[resumed : resumed + _CONTEXT])
+    right = before[end : end + same] + "…" * (end + same < len(before))
+    return {"text": left + piece + right, "after": left + after[start:resumed] + right}
 
 
 def _cut(text: str, start: int) -> str:

@@ -78,6 +78,8 @@ def _failed(entry: Mapping[str, Any]) -> int:
     return sum(sums["documents"] for sums in entry.get("quarantined", {}).values())
 
 
+_MAX_SHOWN = 60
+"""Characters of a filter's options in a table."""
 _MAX_METRICS = 10
 """Metrics of a filter in a table: `language` has one for each of 176 languages."""
 
@@ -93,7 +95,7 @@ class Verdict(NamedTuple):
     share: float
     """Share of the documents that the filter saw, 0 to 1."""
     characters: int | None
-    """Characters of dropped documents, or removed from changed ones; None for a metric."""
+    """Change in characters: negative if they were removed or dropped; None for a metric."""
     mean: float | None
     """Mean of the numbers of the verdicts, or of the metric; None without numbers."""
 
@@ -131,10 +133,18 @@ def _frequent_metrics(metrics: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def filter_name(entry: Mapping[str, Any]) -> str:
-    """Name and options of a filter, for tables: length (min_words: 50)."""
-    shown = {option: json.dumps(value) for option, value in entry["options"].items()}
-    options = ", ".join(f"{option}: {value}" for option, value in shown.items())
+    """Name and options of a filter, for tables: length (min_words: 50). Long options are cut."""
+    options = ", ".join(f"{name}: {_shown(value)}" for name, value in entry["options"].items())
+    if len(options) > _MAX_SHOWN:
+        options = f"{options[:_MAX_SHOWN]}…"
     return f"{entry['filter']} ({options})" if options else str(entry["filter"])
+
+
+def _shown(value: Any) -> str:
+    """Value of an option; of a mapping, such as evaluation sets with their files, the names."""
+    if isinstance(value, Mapping):
+        return f"[{', '.join(value)}]"
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _verdict_row(
@@ -143,4 +153,6 @@ def _verdict_row(
     documents, value = sums["documents"], sums.get("value")
     share = documents / entry["documents"] if entry["documents"] else 0.0
     mean = None if value is None else value / documents
-    return Verdict(name, reason, documents, share, sums.get("characters"), mean)
+    removed = sums.get("characters")
+    added = None if removed is None else -removed
+    return Verdict(name, reason, documents, share, added, mean)

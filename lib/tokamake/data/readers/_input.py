@@ -117,9 +117,12 @@ class Input:
     def place(self, number: int, offset: int = -1) -> str:
         """Return a document's position for messages: raw/a.jsonl:17 or raw/a.parquet: row 5.
 
+        A file that is one document, such as a web page, is its own position.
         In a byte range, line numbers include the lines before the range. Where counting these
         takes too long, the result is the byte position.
         """
+        if self.is_one_document:
+            return str(self.path)
         if self.unit != "line":
             return f"{self.path}: {self.unit} {number}"
         num_before = self.lines_before()
