@@ -5,7 +5,6 @@ derived from Megatron's spread these tensors over files. Whole tensors have Hugg
 """
 
 import functools
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
@@ -13,8 +12,9 @@ from typing import Literal, NamedTuple
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.megatron_model import fused_qkv
+from tokamake.checkpoint.megatron_model.padded_vocabulary import padded_rows, padded_size
 from tokamake.checkpoint.tensors.checkpoint import Target
-from tokamake.checkpoint.tensors.extents import Chunk, Slices, whole_slices
+from tokamake.checkpoint.tensors.extents import Chunk, row_slices, whole_slices
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.models.common.megatron_format import MegatronModule
@@ -207,7 +207,7 @@ class TensorParallelRank:
         for number, rows in order:
             if (place := number - 3 + len(ours)) < 0:  # the query of cross-attention
                 continue
-            yield Chunk(f"model.{ours[place]}.{kind}", _slices(rows, columns), start)
+            yield Chunk(f"model.{ours[place]}.{kind}", row_slices(rows, columns), start)
             start += len(rows) * row
 
     def _multi_query(
@@ -218,14 +218,14 @@ class TensorParallelRank:
         slices: dict[str, TensorSlice] = {}
         for kind, (num_rows, *columns) in shapes.items():
             rows = part(num_rows, self.axis)
-            chunk = Chunk(f"model.{ours[0]}.{kind}", _slices(rows, (*columns,)))
+            chunk = Chunk(f"model.{ours[0]}.{kind}", row_slices(rows, (*columns,)))
             slices[f"{module}.query.{kind}"] = TensorSlice(
                 (len(rows), *columns), (chunk,), split="heads"
             )
         for kind, (_, *columns) in shapes.items():
             start = head * (columns[0] if columns else 1)
             chunks = tuple(
-                Chunk(f"model.{name}.{kind}", _slices(range(head), (*columns,)), number * start)
+                Chunk(f"model.{name}.{kind}", row_slices(range(head), (*columns,)), number * start)
                 for number, name in enumerate(ours[1:])
             )
             slices[f"{module}.key_value.{kind}"] = TensorSlice(
@@ -244,7 +244,7 @@ class TensorParallelRank:
             rows = self._part(num_rows, names[0])
             width = columns[0] if columns else 1
             chunks = tuple(
-                Chunk(f"model.{each}", _slices(rows, (*columns,)), number * len(rows) * width)
+                Chunk(f"model.{each}", row_slices(rows, (*columns,)), number * len(rows) * width)
                 for number, each in enumerate(names)
             )
             slices[f"{name}.{kind}"] = TensorSlice(
@@ -271,18 +271,10 @@ class TensorParallelRank:
         return part(size, self.axis)
 
     def _vocabulary(self, ours: str) -> TensorSlice:
-        """Rows of an embedding, an output layer or its bias; rows of padding are the mean row."""
-        num_tokens, *sizes = self._shapes[ours]
-        columns, width = (*sizes,), math.prod(sizes)
-        rows = part(self.padded_vocab_size, self.axis)
-        tokens = range(min(rows.start, num_tokens), min(rows.stop, num_tokens))
-        padding = range(len(tokens), len(rows))
-        chunks = [Chunk(f"model.{ours}", _slices(tokens, columns))] if tokens else []
-        if padding:
-            # The mean row gives a padding token an average logit. Zeros could be the largest one.
-            slices = _slices(padding, columns)
-            chunks.append(Chunk(f"model.{ours}", slices, len(tokens) * width, is_mean=True))
-        return TensorSlice((len(rows), *columns), (*chunks,), split="vocabulary")
+        """Rows of an embedding, an output layer or its bias, with padding."""
+        shape, rows = self._shapes[ours], part(self.padded_vocab_size, self.axis)
+        chunks = padded_rows(f"model.{ours}", shape, rows=rows)
+        return TensorSlice((len(rows), *shape[1:]), chunks, split="vocabulary")
 
 
 @functools.cache
@@ -292,14 +284,10 @@ def _shapes(described: str) -> dict[str, tuple[int, ...]]:
     return {name: tuple(size) for name, size in model_tensors.shapes(architecture).items()}
 
 
-def _slices(rows: range, columns: tuple[int, ...]) -> Slices:
-    return (slice(rows.start, rows.stop), *whole_slices(columns))
-
-
 def target_ranks(architecture: Architecture, target: Target) -> list[TensorParallelRank]:
     """Return the tensor-parallel ranks of a checkpoint to write."""
     assert architecture.vocab_size is not None, "an open checkpoint has a vocabulary size"
     size = target.layout.tensor_parallel_size
     multiple = target.make_vocab_size_divisible_by * size
-    rows = -(-architecture.vocab_size // multiple) * multiple
+    rows = padded_size(architecture.vocab_size, multiple)
     return [TensorParallelRank(architecture, Axis(number, size), rows) for number in range(size)]

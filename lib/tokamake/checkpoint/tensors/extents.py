@@ -73,6 +73,10 @@ def whole_slices(shape: Iterable[int]) -> Slices:
     return tuple(slice(0, size) for size in shape)
 
 
+def row_slices(rows: range, columns: tuple[int, ...]) -> Slices:
+    return (slice(rows.start, rows.stop), *whole_slices(columns))
+
+
 def overlap(chunks: Sequence[Slices]) -> tuple[int, int] | None:
     """Return the indices of two chunks of a tensor that have elements in common, or None."""
     if len(chunks) < 2:
