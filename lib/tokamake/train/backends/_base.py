@@ -113,13 +113,16 @@ class EngineBase(ABC):
 
     # ---- Steps ----
 
-    @abstractmethod
     def _losses(self, batches: Sequence[MicroBatch]) -> Tensor:
         """Sum of the losses of all tokens of micro batches; 0 on ranks without the last stage."""
+        losses = self.stages.losses(batches)
+        self.stages.free_gathered_weights()
+        return losses
 
-    @abstractmethod
     def _set_mode(self, mode: str) -> None:
         """Prepare the weights for "train" or "eval"; some optimizers keep one set for each."""
+        if hasattr(self.optimizer, mode):
+            getattr(self.optimizer, mode)()
 
     def _batches(self, rows: Sequence[Any], samples: SampleIds | None = None) -> list[MicroBatch]:
         """Micro batches on the device; without the numbers of samples, nothing is dropped."""

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.native.flat_chunks import FlatChunks, single_chunk
@@ -157,15 +156,6 @@ class Engine(EngineBase):
             tied_embeddings.add_up_copies(
                 self._chunks, self.mesh.pipeline, name=self.stages.embedding_name
             )
-
-    def _set_mode(self, mode: str) -> None:
-        if hasattr(self.optimizer, mode):
-            getattr(self.optimizer, mode)()
-
-    def _losses(self, batches: Sequence[MicroBatch]) -> Tensor:
-        losses = self.stages.losses(batches)
-        self.stages.free_gathered_weights()
-        return losses
 
     # ---- Checkpoints ----
 
