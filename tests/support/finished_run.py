@@ -63,6 +63,15 @@ def pair(prefix: str, corpus: str, num_tokens: int) -> dict:
     }
 
 
+WEB = {
+    "near_duplicate_documents": 60,
+    "sources": [
+        {"inputs": [{"skipped": {"redirect": 3, "status 404": 1}}, {"skipped": {"status 404": 3}}]}
+    ],
+}
+"""Further counts of a dataset: near-duplicates, and records that are no documents."""
+
+
 def scores(loss: float | None) -> dict:
     keys = {"documents": 3, "tokens": 1234, "bytes": 4936}
     return keys | dict.fromkeys(("loss", "perplexity", "bits_per_byte"), loss)
@@ -86,7 +95,7 @@ def make_inputs(folder: Path) -> dict[str, Path]:
     content = {
         "metadata": json.dumps(
             [
-                pair("merged/code-0000", "code", 4000),
+                pair("merged/code-0000", "code", 4000) | WEB,
                 pair("merged/code-0001", "code", 2000),
                 pair("merged/a&b-0000", "a&b", 2000),
             ]

@@ -143,8 +143,8 @@ def test_duplicate_documents_are_left_out(tmp_path: Path, sampled: Path) -> None
     assert planned == {**ONE_OF_EACH, **found, "tokenize": 3}
     assert snakemake(tmp_path, *MINE, "data").returncode == 0
     (metadata,) = json.loads((tmp_path / "results/data/metadata.json").read_text())
-    counts = [metadata[key] for key in ("documents_in", "total_num_docs", "duplicate_documents")]
-    assert counts == [53, 20, 33]
+    names = ("documents_in", "total_num_docs", "duplicate_documents", "near_duplicate_documents")
+    assert [metadata[name] for name in names] == [53, 20, 33, 0]
     assert "Nothing to be done" in snakemake(tmp_path, *MINE, "data").stderr
 
 

@@ -8,9 +8,15 @@ import pandas as pd
 
 from tokamake.config.resolved_run import Run
 from tokamake.data.indexed.length_histogram import median_bin
-from tokamake.data.indexed.manifest_counts import filter_name, verdicts
+from tokamake.data.indexed.manifest_counts import (
+    filter_name,
+    num_dropped,
+    num_failed,
+    num_kept,
+    verdicts,
+)
 from tokamake.report import filter_samples, html_pages
-from tokamake.results.corpora import COUNTS, total
+from tokamake.results.corpora import total
 from tokamake.units import duration, in_bytes
 
 _STOPPED = {
@@ -19,6 +25,14 @@ _STOPPED = {
     "max_new_tokens": "reached the maximum length",
     "context": "filled the model's context",
 }
+_ACCOUNT = (
+    *("records read", "skipped", "equal", "nearly equal", "quarantined", "filtered", "empty"),
+    "documents",
+)
+_SUM = (
+    '<p class="note">Records read = skipped records + equal, nearly equal, quarantined, filtered '
+    "and empty documents + documents.</p>"
+)
 _PLACES = {"loss": 4, "perplexity": 2, "bits_per_byte": 4}
 """Measure of a model → number of decimals in tables."""
 
@@ -28,11 +42,19 @@ def corpora(rows: pd.DataFrame) -> str:
     header = ["corpus", "merged datasets", "documents", "tokens", "text", "weight", "epochs"]
     (overall,) = total(rows).itertuples()
     sizes = html_pages.table(header, [*map(_corpus, rows.itertuples())], _corpus(overall))
-    header = ["corpus", "read", "empty", "duplicate", "quarantined", "filtered"]
-    header += ["bytes per token", "mean length", "median length"]
-    documents = html_pages.table(header, [*map(_documents, rows.itertuples())], _documents(overall))
-    sections = [("", sizes), ("Documents", documents)]
-    if filtered := [line for row in rows.itertuples() for line in _filtered(row)]:
+    documents = html_pages.table(
+        ["corpus", *_ACCOUNT], [*map(_documents, rows.itertuples())], _documents(overall)
+    )
+    header = ["corpus", "bytes per token", "mean length", "median length"]
+    lengths = html_pages.table(header, [*map(_lengths, rows.itertuples())], _lengths(overall))
+    sections = [("", sizes), ("From raw records to documents", f"{_SUM}\n{documents}")]
+    if skipped := [line for row in rows.itertuples() for line in _skipped(row)]:
+        table = html_pages.table(["corpus", "skipped because", "records"], skipped)
+        sections.append(("Skipped records", table))
+    if passed := [line for row in rows.itertuples() for line in _passed(row)]:
+        header = ["corpus", "filter", "saw", "dropped", "failed on", "kept"]
+        sections.append(("Filters", html_pages.table(header, passed)))
+        filtered = [line for row in rows.itertuples() for line in _filtered(row)]
         header = [
             "corpus",
             "filter",
@@ -42,7 +64,8 @@ def corpora(rows: pd.DataFrame) -> str:
             "change in characters",
             "mean",
         ]
-        sections.append(("Filters", html_pages.table(header, filtered)))
+        sections.append(("Verdicts of filters", html_pages.table(header, filtered)))
+    sections.append(("Lengths", lengths))
     if samples := "\n".join(filter(None, map(_samples, rows.itertuples()))):
         sections.append(("Samples of filters", samples))
     return html_pages.page("Corpora", html_pages.sections(sections))
@@ -86,14 +109,44 @@ def _corpus(row: Any) -> list[str]:
 
 
 def _documents(row: Any) -> list[str]:
+    """Cells of `_ACCOUNT`: records read, why some became no document, and the documents."""
+    read = row.documents_in
+    if pd.isna(read):
+        return [row.corpus, *["–"] * (len(_ACCOUNT) - 1), f"{row.documents:,}"]
+    skipped = sum(row.skipped.values())
+    left_out = [
+        *(skipped, row.duplicate_documents - row.near_duplicate_documents),
+        *(row.near_duplicate_documents, row.quarantined_documents, row.filtered_documents),
+    ]
+    counts = [read + skipped, *left_out, row.empty_documents]
+    return [row.corpus, *(html_pages.cell(count, ",") for count in [*counts, row.documents])]
+
+
+def _lengths(row: Any) -> list[str]:
     median = median_bin(row.lengths)
-    counts = (getattr(row, name) for name in COUNTS)
     return [
         row.corpus,
-        *(html_pages.cell(count, ",") for count in counts),
         "–" if pd.isna(row.text_bytes) or not row.tokens else f"{row.text_bytes / row.tokens:.2f}",
         f"{row.tokens / row.documents:,.0f}" if row.documents else "–",
         "–" if median is None else _range(median["shortest"], median["longest"]),
+    ]
+
+
+def _skipped(row: Any) -> list[list[str]]:
+    skipped = sorted(row.skipped.items(), key=lambda item: -item[1])
+    return [[row.corpus, reason, f"{number:,}"] for reason, number in skipped]
+
+
+def _passed(row: Any) -> list[list[str]]:
+    """Documents that each filter saw, dropped, failed on and kept."""
+    return [
+        [
+            row.corpus,
+            filter_name(entry),
+            *(f"{n:,}" for n in (entry["documents"], num_dropped(entry), num_failed(entry))),
+            f"{num_kept(entry):,}",
+        ]
+        for entry in row.filters or ()
     ]
 
 

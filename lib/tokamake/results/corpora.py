@@ -1,5 +1,7 @@
 """Corpora: documents of the datasets of `describe`, and mixtures of runs, from their indexes."""
 
+from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,14 @@ from tokamake.errors import UserError
 from tokamake.results.frames import Row, concat, frame, pick, run_folders
 
 COUNTS = (
-    *("documents_in", "empty_documents", "duplicate_documents", "quarantined_documents"),
-    "filtered_documents",
+    *("documents_in", "empty_documents", "duplicate_documents", "near_duplicate_documents"),
+    *("quarantined_documents", "filtered_documents"),
 )
 """Counts of the documents of raw files, in metadata.json."""
 _SUMS = {
     **{"documents": "Int64", "tokens": "Int64", "text_bytes": "Int64"},
     **dict.fromkeys(COUNTS, "Int64"),
-    **{"lengths": "object", "filters": "object"},
+    **{"skipped": "object", "lengths": "object", "filters": "object"},
 }
 _DOCUMENTS = {"data_set": "string", "corpus": "string", "prefix": "string", **_SUMS}
 MIXTURE = {
@@ -45,8 +47,10 @@ def documents(*folders: str | Path) -> pd.DataFrame:
     | documents_in | Int64 | documents of the raw files, with all that follow; missing: not known |
     | empty_documents | Int64 | documents without tokens |
     | duplicate_documents | Int64 | documents left out: an earlier one is equal or nearly so |
+    | near_duplicate_documents | Int64 | the ones of them that are nearly equal |
     | quarantined_documents | Int64 | documents set aside: unreadable, or a filter failed |
     | filtered_documents | Int64 | documents that filters dropped, or with repeated text only |
+    | skipped | object | records that are no documents, such as redirects: dict of reason → number |
     | lengths | object | histogram of lengths in tokens: dicts, as in metadata.json |
     | filters | object | filters and their counts: dicts, as in metadata.json |
 
@@ -86,11 +90,26 @@ def read_documents(metadata: Path) -> pd.DataFrame:
             for key, value in dataset.items()
             if key not in ("lengths", "filters")
         }
-        if "documents_in" in named:  # without filters, there is no such key
+        if "documents_in" in named:  # without filters and near-duplicates, there are no such keys
             named.setdefault("filtered_documents", 0)
+            named.setdefault("near_duplicate_documents", 0)
         row = pick(named, _DOCUMENTS, where=str(metadata), remedy=remedy)
-        rows.append({**row, "lengths": tuple(lengths), "filters": tuple(filters)})
+        objects = {"lengths": tuple(lengths), "filters": tuple(filters)}
+        rows.append({**row, **objects, "skipped": _skipped(dataset)})
     return frame(rows, _DOCUMENTS)
+
+
+def _skipped(dataset: Row) -> dict[str, int]:
+    """Records of the raw files of a dataset that are no documents, by reason."""
+    inputs = (raw for source in dataset.get("sources") or () for raw in source["inputs"])
+    return _added(raw.get("skipped", {}) for raw in inputs)
+
+
+def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:
+    added: Counter[str] = Counter()
+    for each in counts:
+        added.update(each)
+    return dict(added)
 
 
 def mixtures(*folders: str | Path) -> pd.DataFrame:
@@ -167,6 +186,7 @@ def sums(parts: list[Row]) -> Row:
         counts[name] = None if any(map(pd.isna, values)) else sum(values)
     return {
         **counts,
+        "skipped": _added(part["skipped"] for part in parts),
         "lengths": tuple(length_histogram.add(part["lengths"] for part in parts)),
         "filters": tuple(merge_counts(part["filters"] for part in parts)),
     }

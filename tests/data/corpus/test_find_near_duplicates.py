@@ -23,6 +23,8 @@ from tokamake.data.corpus.near_duplicate_keys import KeyFile
 from tokamake.data.corpus.plan import make_plan
 from tokamake.data.corpus.plan_file import Plan, read_plan, write_plan
 from tokamake.data.corpus.sign_documents import pack_places, sign_documents, unpack_places
+from tokamake.data.indexed.manifest import read_manifest
+from tokamake.data.tokenize.tokenize_batch import tokenize_batch
 from tokamake.errors import UserError
 
 BANDS = 5
@@ -190,7 +192,7 @@ def test_several_keys_are_one_text(tmp_path: Path) -> None:
 
 
 def test_a_document_that_equals_an_earlier_one_is_not_kept_in_place_of_another(
-    tmp_path: Path,
+    tmp_path: Path, workspace: Path
 ) -> None:
     """The filter drops the first of two equal documents: none of them stays for a near copy."""
     raw = tmp_path / "a.jsonl"
@@ -209,6 +211,19 @@ def test_a_document_that_equals_an_earlier_one_is_not_kept_in_place_of_another(
     plan = read_plan(tmp_path / "plan.json")
     files = signed(tmp_path, plan, filters=options, duplicates=(equal,))
     assert [(row["document"], row["kept_document"]) for row in find(tmp_path, files)] == [(3, 2)]
+    tokenize_batch(
+        plan=tmp_path / "plan.json",
+        batch="a-00000",
+        tokenizer=workspace / "tokenizer",
+        output=tmp_path / "shards",
+        summary=tmp_path / "summary.json",
+        duplicates=(equal, tmp_path / "all.rows"),
+        filters=options,
+    )
+    manifest = read_manifest(tmp_path / "shards/a/00000")
+    assert (manifest["documents_in"], manifest["documents"]) == (4, 1)
+    assert (manifest["duplicate_documents"], manifest["near_duplicate_documents"]) == (2, 1)
+    assert manifest["filtered_documents"] == 1
 
 
 # ---- Mistakes and damage ----

@@ -4,12 +4,13 @@
 and writes a file of ordinals; `tokenize` reads it. Format: all rows, little-endian; JSON with the
 table [[shard, rows], ...] and a CRC-32 of the rows and the table (in earlier versions the table
 alone); the size of the JSON as u64; a magic. With the table at the end, the rows can be written as
-they come.
+they come. The JSON of near-duplicates has "kind": "near".
 """
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,8 @@ from tokamake.errors import UserError
 
 _FOOTER = struct.Struct("<Q8s")
 _MAGIC = b"TKMROWS\1"
+NEAR = "near"
+"""Kind of a file of near-duplicates."""
 
 HASH = np.dtype("<u8")
 """Half of a hash, which has 128 bits."""
@@ -30,8 +33,9 @@ ORDINAL = np.dtype("<i8")
 class RowsWriter:
     """Writes rows shard by shard; memory does not grow with their number."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, kind: str = "") -> None:
         self._stream = path.open("wb")
+        self._kind = kind
         self._table: list[tuple[str, int]] = []
         self._crc = 0
 
@@ -49,14 +53,30 @@ class RowsWriter:
 
     def __exit__(self, error_type: type[BaseException] | None, *error: object) -> None:
         if error_type is None:
-            crc = isal_zlib.crc32(orjson.dumps(self._table), self._crc)
-            table = orjson.dumps({"table": self._table, "crc32": crc})
+            content = {"table": self._table, **({"kind": self._kind} if self._kind else {})}
+            table = orjson.dumps({**content, "crc32": _footer_crc(content, self._crc)})
             self._stream.write(table + _FOOTER.pack(len(table), _MAGIC))
         self._stream.close()
 
 
+def _footer_crc(content: Mapping[str, Any], crc: int) -> int:
+    """CRC-32 of the rows, the table, and the kind if there is one."""
+    crc = isal_zlib.crc32(orjson.dumps(content["table"]), crc)
+    return isal_zlib.crc32(content.get("kind", "").encode(), crc)
+
+
 def read_table(path: Path, *, verify: bool = False) -> list[tuple[str, int]]:
     """Return the shards of a file and their numbers of rows, in order; `verify` reads all bytes."""
+    return [(shard, rows) for shard, rows in _read_footer(path, verify=verify)["table"]]
+
+
+def has_near_duplicates(path: Path) -> bool:
+    """Whether a file lists documents that are nearly equal to others, not equal."""
+    return _read_footer(path, verify=False).get("kind") == NEAR
+
+
+def _read_footer(path: Path, *, verify: bool) -> dict[str, Any]:
+    """Table and kind of a file."""
     try:
         with path.open("rb") as stream:
             size = stream.seek(0, 2)
@@ -64,13 +84,15 @@ def read_table(path: Path, *, verify: bool = False) -> list[tuple[str, int]]:
             length, magic = _FOOTER.unpack(stream.read(_FOOTER.size))
             stream.seek(size - _FOOTER.size - length)
             content = orjson.loads(stream.read(length))
-            table = content if isinstance(content, list) else content["table"]
-            if verify and table is not content:
+            has_crc = not isinstance(content, list)
+            content = content if has_crc else {"table": content}
+            table = content["table"]
+            if verify and has_crc:
                 stream.seek(0)
                 crc = 0
                 for start in range(0, end := size - _FOOTER.size - length, 1 << 20):
                     crc = isal_zlib.crc32(stream.read(min(1 << 20, end - start)), crc)
-                if isal_zlib.crc32(orjson.dumps(table), crc) != content["crc32"]:
+                if _footer_crc(content, crc) != content["crc32"]:
                     magic = b""
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; rerun the workflow") from None
@@ -78,7 +100,7 @@ def read_table(path: Path, *, verify: bool = False) -> list[tuple[str, int]]:
         magic = b""
     if magic != _MAGIC:
         raise UserError(f"{path}: not a file of rows, or damaged; remove it and rerun the workflow")
-    return [(shard, rows) for shard, rows in table]
+    return {**content, "table": table}
 
 
 def read_rows(path: Path, dtype: np.dtype, *, width: int = 1) -> npt.NDArray:
@@ -101,6 +123,13 @@ def read_duplicates(paths: Iterable[Path], shard: str) -> npt.NDArray[np.int64]:
     """Return the ordinals of a shard's duplicates in any of the files, ascending."""
     parts = [read_shard_rows(path, shard, dtype=ORDINAL) for path in paths]
     return np.unique(np.concatenate([np.zeros(0, ORDINAL), *parts]))
+
+
+def read_near_duplicates(
+    near: Iterable[Path], equal: Iterable[Path], *, shard: str
+) -> npt.NDArray[np.int64]:
+    """Ordinals of a shard's documents in files of near-duplicates that are in no other file."""
+    return np.setdiff1d(read_duplicates(near, shard), read_duplicates(equal, shard))
 
 
 def read_shard_rows(path: Path, shard: str, *, dtype: np.dtype) -> npt.NDArray:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from tokamake import _csrc
 from tokamake.data.corpus.document_rows import (
     HASH,
+    NEAR,
     ORDINAL,
     RowsWriter,
     read_rows,
@@ -212,7 +213,7 @@ def _equal_keys(keys: Keys, rows: Rows) -> tuple[Rows, Rows]:
 
 
 def _write_rows(path: Path, signed: _Signed, *, dropped: npt.NDArray[np.int64]) -> None:
-    with RowsWriter(path) as writer:
+    with RowsWriter(path, NEAR) as writer:
         first = 0
         for shard, rows in signed.tables:
             start, end = np.searchsorted(dropped, [first, first + rows])

@@ -22,7 +22,7 @@ from tokamake.runtime.console import counted, progress
 _COPIED = ("dtype", "vocab_size", "eod", "tokenizer", "bytes", "sha256")
 _COUNTS = (
     *("documents_in", "quarantined_documents", "duplicate_documents"),
-    *("filtered_documents", "filters"),
+    *("near_duplicate_documents", "filtered_documents", "filters"),
 )
 
 

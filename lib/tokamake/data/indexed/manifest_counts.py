@@ -40,7 +40,7 @@ _LEFT_OUT = ("empty", "quarantined", "duplicate", "filtered")
 def count_faults(manifest: Mapping[str, Any]) -> Iterator[str]:
     """Yield how the counts of a manifest contradict each other; skip counts that it lacks."""
     filters = manifest.get("filters", [])
-    filtered, dropped = manifest.get("filtered_documents", 0), sum(map(_dropped, filters))
+    filtered, dropped = manifest.get("filtered_documents", 0), sum(map(num_dropped, filters))
     if dropped != filtered:
         yield f"filters dropped {dropped:,} documents, but filtered_documents is {filtered:,}"
     parts = [manifest.get(f"{reason}_documents") for reason in _LEFT_OUT[:3]]
@@ -67,14 +67,16 @@ def count_faults(manifest: Mapping[str, Any]) -> Iterator[str]:
 
 def num_kept(entry: Mapping[str, Any]) -> int:
     """Number of documents that a filter kept, changed or not."""
-    return int(entry["documents"] - _dropped(entry) - _failed(entry))
+    return int(entry["documents"] - num_dropped(entry) - num_failed(entry))
 
 
-def _dropped(entry: Mapping[str, Any]) -> int:
+def num_dropped(entry: Mapping[str, Any]) -> int:
+    """Number of documents that a filter dropped."""
     return sum(sums["documents"] for sums in entry["dropped"].values())
 
 
-def _failed(entry: Mapping[str, Any]) -> int:
+def num_failed(entry: Mapping[str, Any]) -> int:
+    """Number of documents on which a filter failed."""
     return sum(sums["documents"] for sums in entry.get("quarantined", {}).values())
 
 

@@ -42,6 +42,9 @@ SUMS = (
 """Keys of a manifest that count, and add up in a merged dataset."""
 
 
+_NEAR = "near_duplicate_documents"
+
+
 def open_inputs(prefixes: list[Path]) -> tuple[list[MergeInput], type[np.integer]]:
     """Open and check datasets, and choose the token type of the merged one."""
     if not prefixes:
@@ -126,10 +129,13 @@ def merged_manifest(
 
 
 def _filtered(facts: list[dict[str, Any]]) -> dict[str, Any]:
-    """Sum the counts of filters. Manifests of shards without filters have none."""
+    """Sum the counts of filters and near-duplicates. Manifests of shards without them have none."""
+    near: dict[str, Any] = {}
+    if any(_NEAR in known for known in facts):
+        near = {_NEAR: sum(known.get(_NEAR, 0) for known in facts)}
     if not any("filters" in known for known in facts):
-        return {}
-    return {
+        return near
+    return near | {
         "filtered_documents": sum(known.get("filtered_documents", 0) for known in facts),
         "filters": merge_counts(known.get("filters", ()) for known in facts),
     }

@@ -88,6 +88,7 @@ class ShardWriter:
                 self._inputs,
                 self._options,
                 duplicates=self._shard.duplicates,
+                near_duplicates=self._shard.near_duplicates,
                 repeats=self._shard.repeats,
                 filters=self._filters,
                 quarantine=quarantine,

@@ -67,6 +67,8 @@ class ShardRequest:
     """Part of a single raw file, START:END, or empty."""
     duplicates: npt.NDArray[np.int64] | None = None
     """Ordinals of documents to leave out."""
+    near_duplicates: npt.NDArray[np.int64] | None = None
+    """Those of them that are nearly equal to another document, not equal; None: not asked for."""
     stamps: tuple[str, ...] = ()
     """Stamp of each raw file in the plan; empty without a plan."""
     repeats: npt.NDArray[Any] | None = None

@@ -159,6 +159,7 @@ class ShardReader:
         options: ShardOptions,
         *,
         duplicates: npt.NDArray[np.int64] | None,
+        near_duplicates: npt.NDArray[np.int64] | None,
         repeats: npt.NDArray[Any] | None,
         filters: "Sequence[LoadedFilter]",
         quarantine: Quarantine,
@@ -167,12 +168,14 @@ class ShardReader:
 
         Args:
             duplicates: ordinals of documents to leave out, ascending, counted over all inputs.
+            near_duplicates: those of them that are nearly equal to another document, not equal.
             repeats: rows of `passages.CUT`, spans to cut out of the documents, after the filters.
             filters: filters of the remaining documents.
         """
         self._inputs = inputs
         self._options = options
         self._duplicates = np.zeros(0, np.int64) if duplicates is None else duplicates
+        self._near_duplicates = near_duplicates
         self._filters: FilterRun | None = None
         if filters:
             from tokamake.data.filters import _run_and_count  # imports pydantic, which takes 0.25 s
@@ -184,7 +187,7 @@ class ShardReader:
 
             self._repeats = repeat_cuts.RepeatCuts(repeats)
         self._quarantine = quarantine
-        self._num_read = self._num_duplicates = 0
+        self._num_read = self._num_duplicates = self._num_near = 0
         self._opened: list[Input] = []
         self._entries: list[dict[str, Any]] = []
 
@@ -244,6 +247,8 @@ class ShardReader:
             "quarantined_documents": self._quarantine.documents,
             "duplicate_documents": self._num_duplicates,
         }
+        if self._near_duplicates is not None:
+            counts["near_duplicate_documents"] = self._num_near
         # Manifests without filters and cuts stay as earlier versions wrote them.
         if self._filters or self._repeats:
             filters, repeats = self._filters, self._repeats
@@ -260,8 +265,12 @@ class ShardReader:
         """Return a mask of a block's good documents that are not duplicates, and count the rest."""
         if not len(self._duplicates):
             return np.ones(len(indices), bool)
-        mask = ~np.isin(indices + self._num_read, self._duplicates, assume_unique=True)
+        numbers = indices + self._num_read
+        mask = ~np.isin(numbers, self._duplicates, assume_unique=True)
         self._num_duplicates += int(len(indices) - mask.sum())
+        if self._near_duplicates is not None:
+            is_near = np.isin(numbers, self._near_duplicates, assume_unique=True)
+            self._num_near += int(is_near.sum())
         return mask
 
     def _check_file(self, source: Input) -> None:

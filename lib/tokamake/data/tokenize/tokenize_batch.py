@@ -64,7 +64,12 @@ def tokenize_batch(
     """
     # These modules import numpy or pydantic, and `--help` should be instant.
     from tokamake.config.filters import parse_filters
-    from tokamake.data.corpus.document_rows import read_duplicates, read_table
+    from tokamake.data.corpus.document_rows import (
+        has_near_duplicates,
+        read_duplicates,
+        read_near_duplicates,
+        read_table,
+    )
     from tokamake.data.corpus.documents import Fields, split_keys
     from tokamake.data.corpus.passages import read_cuts
     from tokamake.data.corpus.plan_file import batch_shards
@@ -90,12 +95,15 @@ def tokenize_batch(
     )
     for path in (*duplicates, *([repeats] if repeats else [])):
         read_table(path, verify=True)
+    near = [path for path in duplicates if has_near_duplicates(path)]
+    equal = [path for path in duplicates if path not in near]
     shards = [
         ShardRequest(
             output / shard.name,
             [Path(path) for path in shard.files],
             shard.byte_range,
             read_duplicates(duplicates, shard.name) if duplicates else None,
+            read_near_duplicates(near, equal, shard=shard.name) if near else None,
             shard.stamps,
             read_cuts(repeats, shard.name) if repeats else None,
         )
