@@ -29,14 +29,14 @@ TARGETS = {"gpt3-sizes": "results/gpt3-18.4b/train.json"}
 TASK_FILE = re.compile(r"glue/[\w/]+\.tsv")
 
 
-def write_raw(pattern: Path, key: str) -> None:
-    """A raw file that a pattern names, with the key that holds the text."""
+def write_raw(pattern: Path, keys: list[str]) -> None:
+    """A raw file that a pattern names, with the keys that hold text."""
     path = pattern.with_name(pattern.name.replace("*", "part-0"))
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
-        parquet.write_table(arrow.table({key: ["planned only"]}), path)
+        parquet.write_table(arrow.table({key: ["planned only"] for key in keys}), path)
         return
-    line = json.dumps({key: "planned only"}).encode() + b"\n"
+    line = json.dumps(dict.fromkeys(keys, "planned only")).encode() + b"\n"
     path.write_bytes(PACK.get(path.suffix[1:], bytes)(line))
 
 
@@ -69,7 +69,7 @@ def test_an_example_plans_its_jobs(clone: Path, name: str) -> None:
     table = read_table(clone / yaml.safe_load(text)["corpora"], setting="corpora", row="corpus")
     for row in table.rows.values():
         if not row["files"].startswith("results/"):  # a rule makes it
-            write_raw(clone / row["files"], row["text_key"])
+            write_raw(clone / row["files"], row["text_key"].split(","))
     if runs := yaml.safe_load(text).get("runs"):
         for path in TASK_FILE.findall((clone / runs).read_text()):
             (clone / path).parent.mkdir(parents=True, exist_ok=True)
