@@ -13,6 +13,7 @@ import torch
 from tests.support.embeddings import random_vectors, write_embeddings
 from tests.support.faults import Inject
 from tests.support.paths import SUPPORT
+from tests.support.peak_memory import peak_of
 from tokamake.errors import UserError
 from tokamake.retrieval.found import Found, read_found
 from tokamake.retrieval.index_blocks import index_blocks
@@ -144,6 +145,18 @@ def test_a_list_that_is_short_ends_with_minus_one(
     assert "300 found fewer: raise --nprobe or --ef-search" in capsys.readouterr().out
     assert (found.ids[:, -1] == -1).all()
     np.testing.assert_array_equal(found.scores == -np.inf, found.ids == -1)
+
+
+def test_memory_does_not_grow_with_the_corpus(embeddings: Path) -> None:
+    large = 300_000
+    write_embeddings(Path("large"), random_vectors(large, dimension=DIMENSION), shards=2)
+    arguments = ["search", "--queries=queries.npy", "--top-k=5"]
+    small_peak, large_peak = (
+        peak_of(*arguments, f"--embeddings={folder}", f"--output={folder}.json")
+        for folder in (embeddings, "large")
+    )
+    # Mapped pages, and ids twice: once to see that they differ. All scores would be 360 MB.
+    assert large_peak - small_peak < large * (DIMENSION * 2 + 3 * 8) + 20e6
 
 
 def test_queries_of_embeddings_keep_their_ids(embeddings: Path) -> None:
