@@ -136,7 +136,7 @@ WordWindows::WordWindows(std::vector<uint32_t> characters, size_t size, size_t g
   if (size == 0 || group == 0) throw std::invalid_argument("n-grams and groups must not be empty");
 }
 
-void WordWindows::find(std::string_view text, std::vector<WordWindow>& windows) {
+void WordWindows::choose(std::string_view text, std::vector<WordWindow>& windows) {
   windows.clear();
   text_.read(text);
   const auto& words = text_.words();

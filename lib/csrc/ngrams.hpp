@@ -85,7 +85,7 @@ class WordWindows {
 
   // Fills `windows` with the chosen n-grams of a text in order, and its first and last one; with
   // none if it has fewer than size + group - 1 words. `end` includes punctuation after the word.
-  void find(std::string_view text, std::vector<WordWindow>& windows);
+  void choose(std::string_view text, std::vector<WordWindow>& windows);
 
  private:
   WordSequence text_;

@@ -40,13 +40,13 @@ std::pair<size_t, Int64Array> find(tokamake::NgramIndex& index, const py::str& t
   return {words, rows};
 }
 
-std::pair<UInt64Array, Int64Array> find_windows(tokamake::WordWindows& chooser,
-                                                const py::str& text) {
+std::pair<UInt64Array, Int64Array> choose_windows(tokamake::WordWindows& chooser,
+                                                  const py::str& text) {
   const std::string_view view = view_of(text);
   std::vector<tokamake::WordWindow> windows;
   {
     py::gil_scoped_release release;
-    chooser.find(view, windows);
+    chooser.choose(view, windows);
   }
   UInt64Array hashes(windows.size());
   Int64Array spans({windows.size(), size_t{2}});
@@ -75,5 +75,5 @@ void bind_ngrams(py::module_& module) {
   py::class_<WordWindows>(module, "WordWindows", "N-grams of texts, chosen by their hashes.")
       .def(py::init(&make<WordWindows>), py::arg("characters").noconvert(), py::kw_only(),
            py::arg("size"), py::arg("group"))
-      .def("find", &find_windows, py::arg("text"));
+      .def("choose", &choose_windows, py::arg("text"));
 }

@@ -252,7 +252,7 @@ class WordWindows:
             group: consecutive n-grams of which one is chosen; 1: all.
         """
 
-    def find(self, text: str) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+    def choose(self, text: str) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
         """(n-grams,) hashes and (n-grams, 2) first and end character, with punctuation after the
         last word. Texts of fewer than size + group - 1 words have none."""
 

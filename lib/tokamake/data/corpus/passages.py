@@ -43,7 +43,7 @@ def make_finder(settings: RepeatSettings) -> Callable[[str], Passages]:
         windows = _csrc.WordWindows(
             word_characters(), size=settings.min_words - settings.edge_words, group=group
         )
-        return lambda text: Passages(*windows.find(text))
+        return lambda text: Passages(*windows.choose(text))
     separator, least = _SEPARATORS[settings.unit], settings.min_characters
 
     def find(text: str) -> Passages:

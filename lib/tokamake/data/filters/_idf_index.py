@@ -42,7 +42,7 @@ class IdfIndex:
         """Add an item: texts of its fields. False: all are shorter than `min_words`."""
         is_added = False
         for text in texts:
-            hashes, _ = self._windows.find(text)
+            hashes, _ = self._windows.choose(text)
             num_words = len(hashes) + self._ngram_words - 1 if len(hashes) else 0
             if num_words >= self._min_words:
                 self._hashes.append(np.unique(hashes))
@@ -78,7 +78,7 @@ class IdfIndex:
 
     def overlaps(self, text: str) -> tuple[dict[int, float], list[tuple[int, int]]]:
         """Number of each set with an item that a text holds → highest score; and the passages."""
-        hashes, spans = self._windows.find(text)
+        hashes, spans = self._windows.choose(text)
         places = np.searchsorted(self._known, hashes)
         places[places == len(self._known)] = 0
         positions = np.flatnonzero(self._known[places] == hashes)
