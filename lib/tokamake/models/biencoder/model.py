@@ -131,15 +131,15 @@ class Model(LanguageModel):
             Vectors of queries and of blocks; no logits.
         """
         assert block_tokens is not None
-        of_queries = of_blocks = None
+        query_numbers = block_numbers = None
         if sample_numbers is not None:  # each text has masks of its own
-            of_queries, of_blocks = 2 * sample_numbers, 2 * sample_numbers + 1
-        texts = (x, document_ids, of_queries), (block_tokens, block_document_ids, of_blocks)
-        both = [*self.towers.values()] * (3 - len(self.towers))
-        vectors = []
-        for tower, (tokens, documents, numbers) in zip(both, texts, strict=True):
+            query_numbers, block_numbers = 2 * sample_numbers, 2 * sample_numbers + 1
+        towers = [*self.towers.values()]
+        for tower in towers:
             tower.dropout_rates = self.dropout_rates
-            vectors.append(tower.embeddings(tokens, documents, text_numbers=numbers))
-        queries_BD, blocks_BD = vectors
+        queries_BD = towers[0].embeddings(x, document_ids, text_numbers=query_numbers)
+        blocks_BD = towers[-1].embeddings(
+            block_tokens, block_document_ids, text_numbers=block_numbers
+        )
         no_logits = torch.empty(0, dtype=queries_BD.dtype, device=queries_BD.device)
         return Predictions(no_logits, query_embeddings=queries_BD, block_embeddings=blocks_BD)
