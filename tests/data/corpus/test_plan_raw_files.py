@@ -100,11 +100,14 @@ def test_a_file_that_no_reader_reads_is_refused(raw: Path) -> None:
 
 
 def test_the_first_documents_of_a_file_of_each_kind_are_checked(raw: Path) -> None:
-    def planned(**fields: str) -> Plan:
+    quarantine = TokenizeSettings(on_bad_document="quarantine")
+
+    def planned(tokenize: TokenizeSettings | None = None, **fields: str) -> Plan:
         table = raw.with_name("corpora.tsv")
         row = {"corpus": "a", "files": "raw/*", "weight": "1", **fields}
         table.write_text("\t".join(row) + "\n" + "\t".join(row.values()) + "\n")
-        return make_plan(read_corpora(table), SETTINGS, declared={}, tokenize=TokenizeSettings())
+        tokenize = tokenize or TokenizeSettings()
+        return make_plan(read_corpora(table), SETTINGS, declared={}, tokenize=tokenize)
 
     (raw / "0.jsonl").write_text('{"text": "a"}\n')
     (raw / "1.jsonl").write_text('{"body": "a"}\n')  # not the first
@@ -116,6 +119,11 @@ def test_the_first_documents_of_a_file_of_each_kind_are_checked(raw: Path) -> No
         UserError, match=r'corpora\.tsv:2: .*raw/0\.jsonl:1: no key "body" \(it has'
     ):
         planned(text_key="body")
+    with pytest.raises(UserError, match=r'raw/0\.jsonl:1: no key "body" \(it has'):
+        planned(quarantine, text_key="body")
+    (raw / "0.jsonl").write_text("not JSON\n")
+    assert planned(quarantine).shards
+    (raw / "0.jsonl").write_text('{"text": "a"}\n')
     (raw / "2.csv").write_text("id\n1\n")
     with pytest.raises(UserError, match=r'corpora\.tsv:2: .*raw/2\.csv: no column "text"'):
         planned()

@@ -108,12 +108,18 @@ def read_texts(
         refuse_bad(source, block, bad=bad)
 
 
-def check_first_documents(path: Path, fields: Fields, *, format: str = "") -> None:
-    """Read about 0.5 MB of a raw file, and refuse it if all documents there are bad."""
+def check_first_documents(
+    path: Path, fields: Fields, *, format: str = "", keys_only: bool = False
+) -> None:
+    """Read about 0.5 MB of a raw file, and refuse it if all documents there are bad.
+
+    `keys_only`: if all of them lack a key, or hold no text there: the setting is wrong.
+    """
     source = open_input(path, format=format)
     for block in islice(source.blocks(fields.read_keys), 1):
         _, kept, bad = texts(block, fields)
-        if not len(kept):
+        is_readable = not any(isinstance(record, BadRecord) for record in block.records)
+        if not len(kept) and (is_readable or not keys_only):
             refuse_bad(source, block, bad=bad)
 
 

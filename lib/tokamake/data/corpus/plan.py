@@ -26,7 +26,13 @@ from tokamake.data.corpus.plan_file import (
     read_plan,
     write_plan,
 )
-from tokamake.data.corpus.plan_shards import cut_shards, group_shards, is_divisible, make_shard
+from tokamake.data.corpus.plan_shards import (
+    Check,
+    cut_shards,
+    group_shards,
+    is_divisible,
+    make_shard,
+)
 from tokamake.data.corpus.raw_files import RawFile, dataset_files, raw_files, stamp
 from tokamake.data.urls.url_list import is_url_list, list_url_shards, list_version
 from tokamake.errors import UserError
@@ -85,11 +91,14 @@ def make_plan(
 ) -> Plan:
     """Plan all corpora, and extend an earlier plan if its sizes are the same.
 
-    `declared` has the sizes of raw files that do not exist yet. If `tokenize` stops at bad
-    documents, the first documents of some new files are read; if it compares documents, a job
-    tokenizes one corpus only. `fetch_urls` says which URLs of lists are left out.
+    `declared` has the sizes of raw files that do not exist yet. The first documents of some new
+    files are read: a `text_key` that none of them has is refused. If `tokenize` stops at bad
+    documents, any other fault of all of them is, too; if it compares documents, a job tokenizes one
+    corpus only. Without `tokenize`, only formats are checked. `fetch_urls` says which URLs of lists
+    are left out.
     """
     rows = list(corpora)
+    check = _faults_to_refuse(tokenize)
     tokenize = tokenize or TokenizeSettings(on_bad_document="quarantine")
     # Another number of jobs changes no shard, and neither does deleting them.
     sizes = settings.model_dump(exclude={"max_jobs", "keep_shards"})
@@ -118,8 +127,7 @@ def make_plan(
             new_files,
             settings=settings,
             first=_next_number(kept_shards),
-            # Quarantine takes bad documents, however many the first ones are.
-            check_documents=tokenize.on_bad_document == "stop",
+            check=check,
         )
         groups = group_shards(new_shards, settings.merged_bytes)
         shards += kept_shards + new_shards
@@ -149,6 +157,14 @@ def make_plan(
         tuple(entry for listed in downloads.values() for entry in listed),
         settings.keep_shards,
     )
+
+
+def _faults_to_refuse(tokenize: TokenizeSettings | None) -> Check:
+    """Faults of first documents for which a plan is refused."""
+    if tokenize is None:
+        return "format"
+    # Quarantine takes unreadable documents, however many the first ones are.
+    return "all" if tokenize.on_bad_document == "stop" else "keys"
 
 
 def _list_downloads(

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 from tokamake import plugins
 from tokamake.config.data import PlanSettings
@@ -31,16 +32,20 @@ _MULTISTREAM = re.compile(r"-multistream\d*\.xml(-p\d+p\d+)?\.bz2$")
 """Names of Wikipedia's dumps that have byte ranges although they are compressed."""
 
 
+Check = Literal["format", "keys", "all"]
+"""Faults of the first documents for which a file is refused."""
+
+
 def cut_shards(
     corpus: Corpus,
     files: list[RawFile],
     *,
     settings: PlanSettings,
     first: int,
-    check_documents: bool = False,
+    check: Check = "format",
 ) -> list[PlannedShard]:
     """Group small files into shards, and cut large files into byte ranges where readers can."""
-    _check_files(corpus, files, check_documents=check_documents)
+    _check_files(corpus, files, check=check)
     parts: list[tuple[list[RawFile], str, float]] = []  # files, byte range, bytes of text
     group: list[RawFile] = []
     group_bytes = 0
@@ -66,7 +71,7 @@ def cut_shards(
     ]
 
 
-def _check_files(corpus: Corpus, files: Iterable[RawFile], *, check_documents: bool) -> None:
+def _check_files(corpus: Corpus, files: Iterable[RawFile], *, check: Check) -> None:
     """Look at the first file of each suffix, so that a dry run finds files that no reader reads."""
     first: dict[str, RawFile] = {}
     for file in files:
@@ -79,10 +84,12 @@ def _check_files(corpus: Corpus, files: Iterable[RawFile], *, check_documents: b
         if file.modified is None:  # there is no content to look at yet
             continue
         try:
-            if check_documents:
-                check_first_documents(Path(file.path), fields, format=corpus.format)
-            else:
+            if check == "format":
                 sniff(Path(file.path), parse_format(corpus.format)[0])
+                continue
+            check_first_documents(
+                Path(file.path), fields, format=corpus.format, keys_only=check == "keys"
+            )
         except UserError as error:
             raise UserError(f"{corpus.where}: {error}") from None
 
