@@ -59,6 +59,10 @@ def make(**train: Any) -> TrainSettings:
             {"ict": {"titles": ""}},
             "ict: no effect on objective causal; remove it, or set objective",
         ),
+        (
+            {"objective": "ict", "ict": {"topk": [1, 20]}},
+            "ict.topk: 20: more than the 8 blocks of a global batch; give smaller numbers",
+        ),
         ({"objective": "ict", "pack_samples": True}, "pack_samples: true: objective ict has a row"),
         (
             {"objective": "ict", "masking": {"probability": 0.2}},

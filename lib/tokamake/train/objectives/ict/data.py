@@ -21,8 +21,13 @@ class Data(SentenceData):
     word_use = "needs [CLS] and [SEP], which a WordPiece tokenizer has"
 
     def check_settings(self, train: TrainFields) -> None:
-        """Also refuse samples that share rows."""
+        """Also refuse samples that share rows, and accuracies over more blocks than there are."""
         super().check_settings(train)
+        if (most := max(objective_section(train).topk, default=0)) > train.global_batch_size:
+            raise ValueError(
+                f"ict.topk: {most}: more than the {train.global_batch_size} blocks of a global "
+                "batch; give smaller numbers"
+            )
         if train.pack_samples:
             raise ValueError("pack_samples: true: objective ict has a row for each text; remove it")
 
