@@ -150,6 +150,8 @@ def test_a_killed_job_is_failed_once_the_folder_is_unlocked(folder: Path) -> Non
     # A job of a batch system continues without Snakemake.
     write(folder / "logs/tokenize/web-00001.log", "reading\n", age=60)
     assert state_of(folder, "tokenize/web-00001") == "running"
+    local = BATCHES[1]._replace(is_local=True)
+    assert states(folder, [local])[0].state == "failed"
 
 
 def test_a_failure_before_the_present_start_of_snakemake_is_waiting(folder: Path) -> None:

@@ -39,6 +39,8 @@ class DagJob(NamedTuple):
     inputs: list[str]
     """Outputs of other jobs that it reads."""
     log: str
+    is_local: bool = False
+    """Whether it runs on the machine of Snakemake, and ends with it."""
 
 
 class JobState(NamedTuple):
@@ -46,7 +48,8 @@ class JobState(NamedTuple):
 
     job: DagJob
     state: State
-    """running: Snakemake lists the job, and holds its lock or the log was written recently.
+    """running: Snakemake lists the job and holds its lock, or a batch system may still run it: its
+    log was written recently.
     done: its files exist, or all jobs that read them are done.
     stopped: a training that was asked to stop has saved, and ended.
     failed: there is a log but no output, and the job is not running. A failure before the present
@@ -124,7 +127,8 @@ def states(folder: Path, jobs: Iterable[DagJob]) -> list[JobState]:
     for job in reversed(list(jobs)):  # readers of its outputs come first
         log, outputs = folder / job.log, {*job.outputs}
         silent = time.time() - log.stat().st_mtime if log.is_file() else None
-        is_alive = start is not None or (silent or 0) < _MAX_SILENT_SECONDS
+        may_outlive = not job.is_local and (silent or 0) < _MAX_SILENT_SECONDS
+        is_alive = start is not None or may_outlive
         is_old = silent is not None and start is not None and log.stat().st_mtime < start
         is_read = not read.isdisjoint(outputs) and unfinished.isdisjoint(outputs)
         if is_alive and not running.isdisjoint(outputs):

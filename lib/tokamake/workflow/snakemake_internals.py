@@ -183,6 +183,7 @@ class Snakemake:
                 outputs=[*map(str, job.output)],
                 inputs=sorted({str(path) for p in dag.dependencies[job].values() for path in p}),
                 log=str(job.log[0]),
+                is_local=job.is_local,
             )
             for level in dag.toposorted()
             for job in sorted(level, key=lambda job: (rules.index(job.rule.name), *job.output))
