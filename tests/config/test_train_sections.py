@@ -25,11 +25,49 @@ from tokamake.config.training import TrainSettings, without_added_defaults
         ),
         ({"on_bad_step": {"not_finite": "journal"}}, "not_finite"),
         ({"on_bad_step": {"rate_factor": 1}}, "rate_factor"),
+        (
+            {"dropout": {"attention": 0.1}, "parallel": {"context_parallel_size": 2}},
+            r"dropout\.attention: 0\.1: ring attention has no weights to drop",
+        ),
+        (
+            {
+                "zero_stage": 3,
+                "parallel": {
+                    "pipeline_parallel_size": 2,
+                    "virtual_pipeline_size": 2,
+                    "pipeline_schedule": "zbv",
+                },
+            },
+            "zero_stage: 3: gradients would be wrong, because pipeline_schedule zbv",
+        ),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TrainSettings.model_validate(settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dropout": {"attention": 0.1}},
+        {
+            "dropout": {"attention": 0.1},
+            "parallel": {"context_parallel_size": 2, "context_parallel_method": "ulysses"},
+        },
+        {"zero_stage": 3},
+        {
+            "zero_stage": 2,
+            "parallel": {
+                "pipeline_parallel_size": 2,
+                "virtual_pipeline_size": 2,
+                "pipeline_schedule": "zbv",
+            },
+        },
+    ],
+)
+def test_settings_that_fit_together_are_accepted(settings: dict[str, Any]) -> None:
+    TrainSettings.model_validate(settings)
 
 
 def test_default_loss_scaling_may_be_stated_with_any_precision() -> None:

@@ -9,6 +9,7 @@ from megatron.core.datasets.utils import get_blend_from_list
 from tokamake.data.mixture.weighting_file import (
     ROOT_VARIABLE,
     WeightedPrefix,
+    divide_root,
     find_root,
     read_weighting_file,
     write_weighting_file,
@@ -83,6 +84,14 @@ def test_unreadable_prefixes_are_not_written(tmp_path: Path, prefix: str) -> Non
             tmp_path / "weights.txt", [WeightedPrefix(1, "a", "a"), WeightedPrefix(1, prefix, "a")]
         )
     assert not list(tmp_path.iterdir())
+
+
+def test_a_root_that_has_moved_names_both_folders(tmp_path: Path) -> None:
+    assert divide_root(tmp_path) == ("", tmp_path)
+    assert divide_root(Path(f"/old/data={tmp_path}")) == ("/old/data", tmp_path)
+    named = tmp_path / "a=b"  # a folder with this name is no pair
+    named.mkdir()
+    assert divide_root(named) == ("", named)
 
 
 def test_the_root_is_the_option_or_the_variable_or_the_folder(
