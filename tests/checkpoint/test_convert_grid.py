@@ -168,7 +168,7 @@ def test_every_layout_keeps_the_sha256_of_every_tensor(
         assert torch.equal(checkpoint.source.read(f"model.{key}"), tensor), key
     for size, stages in layouts_of(name, part, start.name):
         folder, target = tmp_path / f"{size}-{stages}", Target(ParallelLayout(size, stages))
-        assert writer.write(folder, checkpoint, name, target) == ([], [])
+        assert writer.write(folder, checkpoint, name, target) == ([], [], "")
         written = open_any(folder)
         assert (written.format, written.layout) == (name, target.layout)
         assert written.architecture == checkpoint.architecture
