@@ -69,3 +69,9 @@ def test_outside_of_a_job_nothing_is_written(
 )
 def test_errors_of_the_system_name_the_file_and_the_reason(error: OSError, text: str) -> None:
     assert errors.of_system(error) == text
+
+
+def test_passwords_of_addresses_are_hidden() -> None:
+    text = "http://me:secret@a/ https://secret@b socks5h://me:secret@c:1 hf://gpt2@main"
+    expected = "http://***@a/ https://***@b socks5h://***@c:1 hf://gpt2@main"
+    assert str(UserError(text)) == expected

@@ -20,7 +20,7 @@ class UserError(Exception):
 
     def __init__(self, message: str = "") -> None:
         """Hide passwords of addresses, and escape characters that change a terminal."""
-        text = re.sub(r"(https?://)[^/\s]*@", r"\1***@", message)
+        text = re.sub(r"((?:https?|socks\w*)://)[^/\s]*@", r"\1***@", message)
         super().__init__(
             "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)
         )

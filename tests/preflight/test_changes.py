@@ -2,6 +2,7 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 from tokamake.preflight import changes
 from tokamake.preflight.initial_checkpoint import state_keys
-from tokamake.preflight.run_record import WITHOUT_EFFECT
+from tokamake.preflight.run_record import WITHOUT_EFFECT, weight_settings
 
 
 def content(folder: Path) -> dict[Path, str]:
@@ -341,6 +342,15 @@ def test_each_setting_is_one_to_continue_with_or_not() -> None:
     assert names - sections == fixed | continued
     refused = {name for name in names if changes.compare_settings({name: 1}, {name: 2}).obstacles}
     assert refused == fixed
+
+
+def test_an_empty_section_of_an_objective_has_its_defaults() -> None:
+    def settings(section: dict[str, Any] | None) -> dict[str, Any]:
+        return weight_settings(TrainSettings(objective="ict", ict=section))  # type: ignore[call-arg]
+
+    assert settings(None) == settings({}) == settings({"topk": [1, 2]})
+    assert settings(None) != settings({"query_in_block_probability": 0.5})
+    assert "ict" not in weight_settings(TrainSettings())
 
 
 def test_momentum_alone_decides_which_states_an_optimizer_has() -> None:

@@ -12,6 +12,7 @@ import yaml
 from tests.support import pages
 from tests.support.paths import ROOT
 from tests.support.readings import PACK
+from tests.support.sentence_data import SentenceData
 from tests.support.workflows import ARCHITECTURE
 from tokamake.checkpoint.init_model import init_model
 from tokamake.config.architecture import read_architecture
@@ -41,8 +42,8 @@ def write_raw(pattern: Path, keys: list[str]) -> None:
 
 
 @pytest.fixture
-def clone(tmp_path: Path, sampled: Path) -> Path:
-    """A clone with the tokenizer and the checkpoint that examples name."""
+def clone(tmp_path: Path, sampled: Path, sentences: SentenceData) -> Path:
+    """A clone with the tokenizers and the checkpoint that examples name."""
     clone = pages.make_clone(tmp_path)
     architecture = tmp_path / "architecture.yaml"
     architecture.write_text(yaml.safe_dump({**ARCHITECTURE, "max_position_embeddings": 4096}))
@@ -54,6 +55,7 @@ def clone(tmp_path: Path, sampled: Path) -> Path:
     prompts.write_text('{"prompt": {"text": "planned only", "toxicity": null}}\n')
     (clone / "tokenizers").mkdir()
     (clone / "tokenizers/gpt2").symlink_to(tokenizer)
+    (clone / "tokenizers/bert-base-uncased").symlink_to(sentences.tokenizer)
     return clone
 
 
@@ -66,6 +68,14 @@ def test_an_example_plans_its_jobs(clone: Path, name: str) -> None:
     header = PROFILE.search(text)
     assert header
     profile, resources = header[1], yaml.safe_load(header[2])
+    if "models/bert-base" in text:
+        architecture, tokenizer = (ROOT / "config/models/bert-base.yaml", clone / "tokenizers")
+        init_model(
+            architecture=architecture,
+            tokenizer=tokenizer / "bert-base-uncased",
+            seed=1,
+            output=clone / "models/bert-base",
+        )
     table = read_table(clone / yaml.safe_load(text)["corpora"], setting="corpora", row="corpus")
     for row in table.rows.values():
         if not row["files"].startswith("results/"):  # a rule makes it

@@ -2,12 +2,12 @@
 
 An objective is a folder in `train/objectives/`. Its module `data`, without torch, has a class
 `Data`, derived from `ObjectiveData`. A module `settings` with a class `Section`, derived from
-`Settings`, adds a section to `train`, named after the objective.
+`ObjectiveSection`, adds a section to `train`, named after the objective.
 """
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from pydantic import AfterValidator, Field
 
@@ -21,6 +21,13 @@ TASK_DEFAULT = "classification"
 """Objective of a task that names none."""
 _KIND = "train/objectives/*/data"
 _SETTINGS = "train/objectives/*/settings"
+
+
+class ObjectiveSection(Settings):
+    """Section of `train` that an objective has."""
+
+    without_effect: ClassVar[tuple[str, ...]] = ()
+    """Fields that decide no weights."""
 
 
 class IndexedObjective(NamedTuple):
@@ -177,7 +184,7 @@ def _check_task_name(name: str) -> str:
     return name
 
 
-SECTIONS: dict[str, type[Settings]] = {
+SECTIONS: dict[str, type[ObjectiveSection]] = {
     name: plugins.load(_SETTINGS, name).Section for name in plugins.names(_SETTINGS)
 }
 """Sections of `train` that objectives have, by the objective's name."""

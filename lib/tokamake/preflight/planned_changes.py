@@ -34,7 +34,7 @@ from tokamake.preflight.changes import (
     shortened,
 )
 from tokamake.preflight.planned import WorkflowConfig
-from tokamake.preflight.run_record import WITHOUT_EFFECT, RunRecord, record_path
+from tokamake.preflight.run_record import RunRecord, record_path, weight_settings
 
 OF_MANIFEST = ("append_eod", "prepend_bos", "split_sentences", "special_tokens_in_text")
 """Settings of `tokenize` that the manifest of a dataset states."""
@@ -165,7 +165,7 @@ def _token_lines(config: WorkflowConfig, prefix: str) -> Iterator[str]:
 
 def _known_settings(config: Config) -> tuple[DottedSettings, set[str]]:
     """Settings of a run that are known before jobs have run, and names of the unknown ones."""
-    train = config.train.model_dump(mode="json", exclude=WITHOUT_EFFECT)
+    train = weight_settings(config.train)
     train |= {"train_steps": config.train.num_steps, "train_samples": None, "train_tokens": None}
     settings: dict[str, Any] = {"seed": config.seed, "train": train}
     unknown = {"step"}

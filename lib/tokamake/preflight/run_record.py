@@ -12,7 +12,7 @@ from tokamake import files
 from tokamake.checkpoint.native.resume_state import read_state
 from tokamake.config.objective import SECTIONS, objective_section
 from tokamake.config.resolved_run import Run, read_run
-from tokamake.config.training import INDEX_SETTINGS, without_added_defaults
+from tokamake.config.training import INDEX_SETTINGS, TrainSettings, without_added_defaults
 from tokamake.data.indexed.manifest import find_manifest
 from tokamake.data.samples.sentence_masking import KEY
 from tokamake.errors import UserError
@@ -72,15 +72,22 @@ def training_index(index: dict[str, Any]) -> dict[str, Any]:
 
 def effective_settings(run: Run) -> dict[str, Any]:
     """Settings that decide a run's weights."""
-    train = run.train.model_dump(mode="json", exclude={*WITHOUT_EFFECT, *SECTIONS})
-    if run.train.objective in SECTIONS:
-        train[run.train.objective] = objective_section(run.train).model_dump(mode="json")
     return {
         "step": run.step,
         "seed": run.seed,
         "architecture": run.architecture.model_dump(mode="json"),
-        "train": train,
+        "train": weight_settings(run.train),
     }
+
+
+def weight_settings(train: TrainSettings) -> dict[str, Any]:
+    """Settings of `train` that decide weights; the section of its objective has its defaults."""
+    settings = train.model_dump(mode="json", exclude={*WITHOUT_EFFECT, *SECTIONS})
+    if train.objective in SECTIONS:
+        section = objective_section(train)
+        left_out = {*section.without_effect}
+        settings[train.objective] = section.model_dump(mode="json", exclude=left_out)
+    return settings
 
 
 # ---- Record ----

@@ -102,9 +102,9 @@ def verify_data(
 def _unread_files(run: Run, index: dict[str, Any], *, noted: _Noted) -> Iterator[_File]:
     """Files that decide the samples of a run, and that have changed since they were noted."""
     splits = index["splits"] if run.train.evaluation_steps else ("train",)
-    prefixes = sorted(
-        {dataset["prefix"] for split in splits for dataset in index["splits"][split]["files"]}
-    )
+    datasets = [dataset for split in splits for dataset in index["splits"][split]["files"]]
+    both = ((dataset["prefix"], dataset.get("companion")) for dataset in datasets)
+    prefixes = sorted({prefix for pair in both for prefix in pair if prefix})
     foreign = [prefix for prefix in prefixes if "bin" not in index["pairs"][prefix]["sha256"]]
     if foreign:
         print(

@@ -306,10 +306,12 @@ class DataRules:
         train = self._config.runs[wildcards.run].train
         if not sample_settings(train):
             return []
-        settings, option = train.masking, "masking"
+        settings, option = train.masking.model_dump(mode="json"), "masking"
         if train.objective in SECTIONS:
-            settings, option = objective_section(train), "objective-settings"
-        stated = json.dumps(settings.model_dump(mode="json"), sort_keys=True)
+            section = objective_section(train).model_dump(mode="json")
+            settings = {key: section[key] for key in section if key in sample_settings(train)}
+            option = "objective-settings"
+        stated = json.dumps(settings, sort_keys=True)
         return [
             f"--objective={train.objective}",
             f"--{option}={stated}",

@@ -1,11 +1,11 @@
 """The manifest has samples of each verdict, the same for any parts of the data."""
 
 import random
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 
 from tests.support.filtered import FILTERS, documents, run, write
-from tokamake.data.filters._samples import smallest
+from tokamake.data.filters._samples import _excerpts, smallest
 
 
 def test_samples_show_what_each_filter_did(workspace: Path) -> None:
@@ -33,6 +33,12 @@ def test_samples_show_what_each_filter_did(workspace: Path) -> None:
         kept = entry["documents"] - changed - sum(s["documents"] for s in entry["dropped"].values())
         expected = {"kept": min(3, kept), "changed": min(3, changed), "dropped": dropped}
         assert numbers == expected
+
+
+def test_any_short_texts_have_excerpts() -> None:
+    texts = ["".join(each) for size in range(5) for each in product("ab\n", repeat=size)]
+    for before, after in product(texts, repeat=2):
+        assert _excerpts(before, after).keys() <= {"text", "after"}
 
 
 def test_samples_of_parts_are_those_of_the_whole() -> None:

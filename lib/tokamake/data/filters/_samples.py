@@ -141,7 +141,7 @@ def _removed(before: str, after: str, *, difference: int) -> _Removed | None:
     for start in (line, difference):
         resumed = start + len(after[start:]) - len(after[start:].lstrip())
         found = before.find(after[resumed : resumed + _CONTEXT], start + 1)
-        is_whole = start == difference or before[found - 1] == "\n"
+        is_whole = start == difference or before[max(found, 1) - 1] == "\n"
         if resumed < len(after) and found - start > _CONTEXT and is_whole:
             return _Removed(start, found, resumed)
     return None

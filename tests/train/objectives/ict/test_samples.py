@@ -3,6 +3,7 @@
 import json
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from tokamake.data.samples.loader import open_samples
 from tokamake.data.samples.steps import batches
 from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.errors import UserError
+from tokamake.train.data_verification import _unread_files
 from tokamake.train.objectives.ict.samples import BlockSamples
 
 LENGTH = 48
@@ -161,6 +163,11 @@ def test_the_corpus_keeps_its_weight(titled: Path, sentences: SentenceData, tmp_
     assert (dataset["prefix"], dataset["companion"]) == ("wiki_text", "wiki_title")
     assert dataset["weight"] == 4
     assert {*description["pairs"]} == {"wiki_text", "wiki_title"}
+    run: Any = SimpleNamespace(
+        train=SimpleNamespace(evaluation_steps=1), index=folder, data_root=titled
+    )
+    read = {file.path.name for file in _unread_files(run, description, noted={})}
+    assert read >= {f"wiki_{key}.{name}" for key in ("text", "title") for name in ("bin", "idx")}
 
 
 def test_changed_titles_are_refused(titled: Path, sentences: SentenceData, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Samples of the objective ict, the inverse cloze task (arXiv 1906.00300).
 
 A sentence of a block is the query. The block mostly loses it, so that the model does not learn to
-compare words alone. A sample depends on the seed, its split and its number in the dataset alone.
+compare words alone. Its query depends on the seed and on its number in the dataset alone.
 """
 
 import hashlib

@@ -1,14 +1,16 @@
 """Section `train.ict`."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from tokamake.config.fields import Settings
+from tokamake.config.objective import ObjectiveSection
 
 
-class Section(Settings):
+class Section(ObjectiveSection):
     """The inverse cloze task: a sentence is the query for the block that it comes from."""
+
+    without_effect: ClassVar[tuple[str, ...]] = ("topk",)
 
     titles: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.]*$")] = "title"
     """Key of the titles: the dataset X_text has its titles in X_title, which `text_key: text,title`
