@@ -77,6 +77,19 @@ def test_the_manifest_says_how_the_index_was_made(tmp_path: Path, embeddings: Pa
 
 
 @FAISS
+@pytest.mark.parametrize("factory", ["PQ4x4", "PCA8,PQ4x4"])
+def test_the_seed_reaches_product_quantizers(
+    tmp_path: Path, embeddings: Path, factory: str
+) -> None:
+    hashes = set()
+    for seed in (1, 1, 2):
+        output = tmp_path / f"{len(hashes)}-{seed}.json"
+        index_blocks(embeddings, output=output, factory=factory, train_vectors=NUMBER, seed=seed)
+        hashes.add(files.sha256(output.with_suffix(".faiss")))
+    assert len(hashes) == 2
+
+
+@FAISS
 def test_a_complete_index_is_not_built_again(
     tmp_path: Path, embeddings: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,6 +151,11 @@ def test_mistakes_are_one_line(
         index_blocks(embeddings, **arguments)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "i.json").exists()
+
+
+def test_an_index_among_the_embeddings_is_refused(embeddings: Path) -> None:
+    with pytest.raises(UserError, match=r"i.json lies in .*embeddings, which has only embeddings"):
+        index_blocks(embeddings, output=embeddings / "i.json")
 
 
 @FAISS

@@ -18,6 +18,7 @@ from tokamake.errors import UserError
 from tokamake.retrieval.found import Found, read_found
 from tokamake.retrieval.index_blocks import index_blocks
 from tokamake.retrieval.search import search
+from tokamake.retrieval.top_k import TopK
 
 FAISS = pytest.mark.extra("retrieval", "faiss")
 DIMENSION, NUMBER, FIRST_ID = 16, 3000, 70
@@ -215,6 +216,15 @@ def query_of(vectors: np.ndarray) -> Path:
         ({"queries": Path("gone.npy")}, "gone.npy: no such file; give a folder"),
         ({"queries": Path("embeddings/e-0.json")}, r"not a .npy file \(.*\); write it with"),
         ({"output": Path("found")}, "found: does not end with .json"),
+        (
+            {"embeddings": Path("embeddings"), "output": Path("embeddings/s.json")},
+            "--output: embeddings/s.json lies in embeddings, which has only embeddings; name",
+        ),
+        (
+            {"queries": Path("embeddings"), "output": Path("e/../embeddings/s.json")},
+            "s.json lies in embeddings, which has only",
+        ),
+        ({"index": Path("i.json"), "output": Path("i.json")}, "i.json is the index; name another"),
     ],
 )
 def test_mistakes_are_one_line(embeddings: Path, options: dict[str, Any], message: str) -> None:
@@ -238,6 +248,22 @@ def test_mistakes_are_one_line(embeddings: Path, options: dict[str, Any], messag
 def test_wrong_queries_are_named(embeddings: Path, vectors: np.ndarray, message: str) -> None:
     with pytest.raises(UserError, match=message):
         found_by(queries=query_of(vectors), embeddings=embeddings, top_k=3)
+
+
+def test_scores_of_the_largest_queries_are_finite(tmp_path: Path) -> None:
+    np.save(tmp_path / "queries.npy", np.full((1, 16), 2.0**96, np.float32))
+    vectors = np.full((3, 16), 65504, np.float32) * [[1], [-1], [0.5]]
+    folder = write_embeddings(tmp_path / "large", vectors.astype(np.float32))
+    output = tmp_path / "found.json"
+    found = found_by(queries=tmp_path / "queries.npy", embeddings=folder, output=output, top_k=3)
+    assert found.ids.tolist() == [[0, 2, 1]]
+    assert np.isfinite(found.scores).all()
+
+
+def test_a_position_that_was_not_found_has_no_id() -> None:
+    top = TopK(1, 3)
+    top.update(np.array([[1, np.nan, 2]], np.float32), queries=slice(0, 1), start=0)
+    assert top.ids(np.array([7, 8, 9])).tolist() == [[9, 7, -1]]
 
 
 def test_queries_of_another_model_are_refused(embeddings: Path) -> None:

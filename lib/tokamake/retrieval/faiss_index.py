@@ -45,7 +45,8 @@ def empty_index(factory: str, *, dimension: int, seed: int) -> Any:
     Args:
         factory: the string.
         dimension: length of a vector.
-        seed: of k-means.
+        seed: of k-means for lists and for the codes of a product quantizer. FAISS does not expose
+            the seed of OPQ's rotation.
     """
     faiss = load_faiss()
     try:
@@ -60,6 +61,11 @@ def empty_index(factory: str, *, dimension: int, seed: int) -> Any:
     lists = faiss.try_extract_index_ivf(index)
     if lists is not None:
         lists.cp.seed = seed
+    coder = index
+    if isinstance(index, faiss.IndexPreTransform):
+        coder = faiss.downcast_index(index.index)
+    if hasattr(coder, "pq"):
+        coder.pq.cp.seed = seed
     return faiss.IndexIDMap(index)
 
 

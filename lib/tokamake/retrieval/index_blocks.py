@@ -28,17 +28,25 @@ def index_blocks(
         factory: string of FAISS's index_factory, such as Flat, IVF1024,Flat, HNSW32 or
             IVF1024,PQ16.
         train_vectors: number of vectors to train on; 0: 256 for each centroid, at most all.
-        seed: of the sample and of k-means.
+        seed: of the sample, and of k-means for lists and for codes (PQ). The rotation of OPQ is
+            learned from the sample with FAISS's own seed.
         workers: threads that add vectors; 0: all cores. Training, and adding to a graph such as
             HNSW32, use one thread, because more of them could change the bytes.
     """
     from tokamake import files
     from tokamake.retrieval import faiss_index
     from tokamake.retrieval.embeddings import open_embeddings
-    from tokamake.retrieval.products import check_name, check_not_negative, is_complete, new_product
+    from tokamake.retrieval.products import (
+        check_name,
+        check_not_negative,
+        check_outside,
+        is_complete,
+        new_product,
+    )
     from tokamake.retrieval.searched import INDEX_KIND, INDEX_SUFFIX
 
     check_name(output)
+    check_outside(output, embeddings)
     check_not_negative({"--train-vectors": train_vectors, "--seed": seed, "--workers": workers})
     store = open_embeddings(embeddings)
     size = _sample_size(factory, train_vectors, num_vectors=store.num_vectors)

@@ -49,6 +49,16 @@ def check_name(manifest: Path) -> None:
         raise UserError(f"{manifest}: does not end with .json; name the file of the manifest so")
 
 
+def check_outside(manifest: Path, *folders: Path | None) -> None:
+    """Refuse a product inside a folder of embeddings that its stage reads."""
+    for folder in filter(None, folders):
+        if folder.is_dir() and manifest.parent.resolve() == folder.resolve():
+            raise UserError(
+                f"--output: {manifest} lies in {folder}, which has only embeddings; name a file in "
+                "another folder"
+            )
+
+
 def check_not_negative(options: dict[str, int]) -> None:
     """Refuse negative values of options, by their names."""
     for option, value in options.items():

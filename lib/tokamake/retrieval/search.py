@@ -39,11 +39,19 @@ def search(
     """
     from tokamake import files
     from tokamake.retrieval.found import KIND, Found, write_found
-    from tokamake.retrieval.products import check_name, check_not_negative, is_complete
+    from tokamake.retrieval.products import (
+        check_name,
+        check_not_negative,
+        check_outside,
+        is_complete,
+    )
     from tokamake.retrieval.queries import open_queries
     from tokamake.retrieval.searched import open_searched
 
     check_name(output)
+    check_outside(output, queries, embeddings)
+    if index and output.resolve() == index.resolve():
+        raise UserError(f"--output: {output} is the index; name another file")
     check_not_negative({"--nprobe": nprobe, "--ef-search": ef_search, "--workers": workers})
     given = {"nprobe": nprobe, "efSearch": ef_search}
     parameters = {name: value for name, value in given.items() if value}

@@ -47,8 +47,7 @@ class SearchedEmbeddings:
     def find(self, queries: Vectors, *, k: int) -> Result:
         """Compare each query with each embedding; equal scores: the earlier one is first."""
         top = exact_top_k(queries, self._store, k=k)
-        # Some rows can be short only if k is larger than the corpus.
-        return self._store.ids[top.positions], top.scores
+        return top.ids(self._store.ids), top.scores
 
 
 class SearchedIndex:

@@ -3,7 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
-from tokamake.retrieval.embeddings import Embeddings, Vectors
+from tokamake.retrieval.embeddings import Embeddings, Ids, Vectors
 
 _QUERIES, _ROWS = 256, 8192
 """Rows of the two blocks whose inner products are computed at once: 8 MiB of scores."""
@@ -37,6 +37,11 @@ class TopK:
         counts = np.bincount(all_rows, minlength=num_queries)
         first = order[(np.cumsum(counts) - counts)[:, None] + np.arange(k)]
         self.scores[queries], self.positions[queries] = all_scores[first], all_positions[first]
+
+    def ids(self, ids: Ids) -> Ids:
+        """(queries, k) ids, of all `ids` (n,) in the order of positions; -1 where there is none."""
+        found: Ids = np.where(self.positions < 0, -1, ids[self.positions])
+        return found
 
 
 def exact_top_k(queries: Vectors, embeddings: Embeddings, *, k: int) -> TopK:

@@ -76,5 +76,4 @@ class WordIndex:
                 scores = self._bm25.get_scores_from_ids(numbers).astype(np.float32)
                 scores[scores <= 0] = -np.inf
                 top.update(scores[None], queries=slice(row, row + 1), start=0)
-        ids = np.where(top.positions < 0, -1, self._ids[top.positions])
-        return Found(np.arange(len(questions)), ids, top.scores)
+        return Found(np.arange(len(questions)), top.ids(self._ids), top.scores)
