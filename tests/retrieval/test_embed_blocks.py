@@ -122,6 +122,96 @@ def test_ranks_write_the_same_bytes(folder: Path, sentences: SentenceData, tmp_p
         assert alone == shared, name
 
 
+class Unfit(Embedder):
+    """Its vectors overflow fp16, which only rank 0 sees."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        tower: Any = self._tower
+        embed = tower._embed
+        tower._embed = lambda texts: embed(texts) * 1e9
+
+
+def fail_on_ranks(folder: Path, tokenizer: Path, output: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.retrieval.test_embed_blocks.Embedder", Unfit)
+        with pytest.raises(UserError, match="is not finite in fp16"):
+            on_ranks(folder, tokenizer, output)
+
+
+@pytest.mark.ranks
+def test_an_error_of_the_rank_that_writes_ends_all_ranks(
+    folder: Path, sentences: SentenceData, tmp_path: Path
+) -> None:
+    spawn(fail_on_ranks, 2, folder, sentences.tokenizer, tmp_path / "out", timeout=60)
+    assert not [*tmp_path.glob("out/*")]
+
+
+@pytest.mark.ranks
+def test_ranks_leave_a_complete_shard(
+    folder: Path, sentences: SentenceData, tmp_path: Path
+) -> None:
+    spawn(on_ranks, 2, folder, sentences.tokenizer, tmp_path)
+    before = (tmp_path / "wiki.npy").stat().st_mtime_ns
+    spawn(on_ranks, 2, folder, sentences.tokenizer, tmp_path)
+    assert (tmp_path / "wiki.npy").stat().st_mtime_ns == before
+
+
+def test_complete_blocks_are_not_embedded_again(
+    folder: Path, sentences: SentenceData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for options, is_complete in [
+        ({}, False),
+        ({}, True),
+        ({"number": 3}, False),
+        ({"number": 3, "batch_size": 5}, True),
+        ({"number": 3, "sequence_length": 24}, False),
+    ]:
+        embed(folder, sentences, tmp_path, **options)
+        assert ("wiki.json: already complete" in capsys.readouterr().out) == is_complete, options
+
+
+def test_complete_passages_and_questions_are_not_embedded_again(
+    folder: Path, sentences: SentenceData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"checkpoint": folder / "model", "tokenizer": sentences.tokenizer}
+    options |= {"sequence_length": LENGTH}
+    passages, questions = tmp_path / "passages.tsv", tmp_path / "questions.tsv"
+    for text, is_complete in [("one", False), ("one", True), ("two", False)]:
+        passages.write_text(f"id\ttext\n1\t{text}\n")
+        questions.write_text(f'{text}\t["two"]\n')
+        embed_passages([passages], output=tmp_path / "p" / "wiki.json", **options)
+        embed_questions(questions, output=tmp_path / "q" / "nq.json", **options)
+        assert capsys.readouterr().out.count("already complete") == 2 * is_complete
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("1\tone\n2\ttwo\n1\tthree\n", r"passages.tsv: the id 1 occurs twice; embed each passage"),
+        ("1\tone\nx\ttwo\n", r"passages.tsv:3: the id is 'x'; give each passage a whole number"),
+    ],
+)
+def test_wrong_passages_are_named_before_any_is_embedded(
+    folder: Path,
+    sentences: SentenceData,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rows: str,
+    message: str,
+) -> None:
+    monkeypatch.delattr(Embedder, "write")
+    (tmp_path / "passages.tsv").write_text("id\ttext\n" + rows)
+    with pytest.raises(UserError, match=message):
+        embed_passages(
+            [tmp_path / "passages.tsv"],
+            checkpoint=folder / "model",
+            tokenizer=sentences.tokenizer,
+            sequence_length=LENGTH,
+            output=tmp_path / "wiki.json",
+        )
+
+
 def test_passages_and_questions_have_a_tower_each(
     folder: Path, sentences: SentenceData, tmp_path: Path
 ) -> None:
@@ -157,6 +247,7 @@ def test_mistakes_are_one_line(folder: Path, sentences: SentenceData, tmp_path: 
     for options, message in [
         ({"sequence_length": 1000}, "sequence_length: 1000: the model of .* sees only"),
         ({"titles": "caption"}, "wiki_text: no dataset of its titles, .*wiki_caption"),
+        ({"sequence_length": 4}, "--sequence-length: 4: too small for .*; give 5 or more"),
         ({"batch_size": 0}, "--batch-size: 0: give 1 or more"),
         ({"number": -1}, "--number: -1: give 0 to 2147483647"),
     ]:

@@ -19,8 +19,9 @@ def embed_blocks(
     """Embed the blocks of a dataset of sentences to a shard of embeddings.
 
     All documents are cut into blocks as the objective ict cuts them; ids count them in order.
-    Several ranks share the blocks: `torchrun --nproc-per-node 4 -m tokamake embed-blocks …`. The
-    vectors do not depend on the number of ranks.
+    Several ranks share the blocks: `torchrun --nproc-per-node 4 -m tokamake embed-blocks …`. With
+    the same number of threads per rank (OMP_NUM_THREADS), any number of ranks writes the same
+    bytes; other numbers of threads round sums in another order.
 
     Args:
         prefix: dataset of sentences, a path without .bin and .idx.
@@ -38,10 +39,10 @@ def embed_blocks(
     """
     from tokamake import files
     from tokamake.data.indexed.manifest import check_tokenizer
-    from tokamake.data.indexed.paths import idx_path
+    from tokamake.data.indexed.paths import bin_path, idx_path
     from tokamake.errors import UserError
     from tokamake.inference.layout import peers
-    from tokamake.retrieval.dataset_blocks import BLOCK_BITS, open_blocks
+    from tokamake.retrieval.dataset_blocks import BLOCK_BITS, find_titles, open_blocks
     from tokamake.retrieval.products import check_name
     from tokamake.retrieval.text_vectors import Embedder
     from tokamake.runtime.console import counted
@@ -61,14 +62,19 @@ def embed_blocks(
         with ranks.together():
             blocks = open_blocks(prefix, text=text, titles=titles, length=embedder.length)
             check_tokenizer(prefix, embedder.tokenizer)
-        made_from = {
-            "dataset": str(prefix),
-            "idx": files.sha256(idx_path(prefix)),
-            "titles": titles,
-            "text": text,
-        }
+            made_from = {
+                "dataset": str(prefix),
+                "idx": files.sha256(idx_path(prefix)),
+                "titles": titles,
+                "text": text,
+            }
+            read = [prefix, *([find_titles(prefix, text=text, titles=titles)] if titles else [])]
+            paths = [path(each) for each in read for path in (idx_path, bin_path)]
+            # Only rank 0 compares them with the shard's.
+            hashes = [files.sha256(path) for path in paths if ranks.is_first]
         texts = blocks.texts(embedder.tokens, number=number)
-        embedder.write(texts, manifest=output, made_from=made_from)
+        inputs = {"number": number, "hashes": hashes}
+        embedder.write(texts, manifest=output, made_from=made_from, inputs=inputs)
         if blocks.num_left_out:
             documents = counted(blocks.num_left_out, "document")
             ranks.ranks.print_once(

@@ -16,8 +16,9 @@ def embed_passages(
     """Embed the passages of files to a shard of embeddings.
 
     A passage is [CLS] title [SEP] text [SEP], as a block of the objective ict. Several ranks share
-    the passages: `torchrun --nproc-per-node 4 -m tokamake embed-passages …`. The vectors do not
-    depend on the number of ranks.
+    the passages: `torchrun --nproc-per-node 4 -m tokamake embed-passages …`. With the same
+    number of threads per rank (OMP_NUM_THREADS), any number of ranks writes the same bytes; other
+    numbers of threads round sums in another order.
 
     Args:
         passages: tsv files with the header id, text, title, or jsonl files with these keys.
@@ -31,7 +32,7 @@ def embed_passages(
     """
     from tokamake import files
     from tokamake.inference.layout import peers
-    from tokamake.retrieval.evidence import read_evidence
+    from tokamake.retrieval.evidence import check_evidence, read_evidence
     from tokamake.retrieval.products import check_name
     from tokamake.retrieval.text_vectors import Embedder
 
@@ -45,9 +46,11 @@ def embed_passages(
             batch_size=batch_size,
             peers=ranks,
         )
+        with ranks.together():
+            check_evidence(passages)
+            made_from = {"passages": [files.sha256(path) for path in passages]}
         texts = (
             embedder.tokenized(passage.id, passage.text, title=passage.title)
             for passage in read_evidence(passages)
         )
-        made_from = {"passages": [files.sha256(path) for path in passages]}
         embedder.write(texts, manifest=output, made_from=made_from)

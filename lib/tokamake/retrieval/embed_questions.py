@@ -42,7 +42,8 @@ def embed_questions(
             batch_size=batch_size,
             peers=ranks,
         )
-        asked = read_questions(questions)
+        with ranks.together():
+            asked = read_questions(questions)
+            made_from = {"questions": files.sha256(questions)}
         texts = (embedder.tokenized(row, each.text) for row, each in enumerate(asked))
-        made_from = {"questions": files.sha256(questions)}
         embedder.write(texts, manifest=output, made_from=made_from)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokamake.errors import UserError
-from tokamake.retrieval.products import data_path, new_product, read_product
+from tokamake.retrieval.products import data_path, is_complete, new_product, read_product
 
 Vectors = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.int64]
@@ -84,7 +84,7 @@ class EmbeddingWriter:
 
 @contextmanager
 def new_shard(
-    manifest: Path, *, dimension: int, made_from: dict[str, Any]
+    manifest: Path, *, dimension: int, made_from: dict[str, Any], request: str | None = None
 ) -> Iterator[EmbeddingWriter]:
     """Yield a writer of a shard; the shard appears whole at the end.
 
@@ -93,8 +93,11 @@ def new_shard(
         dimension: length of a vector.
         made_from: what made the vectors, for the manifest. `model` is the digest of the weights:
             searches refuse queries of another model.
+        request: digest of everything that decides the shard, for `is_embedded`.
     """
-    facts = {"dimension": dimension, "made_from": made_from}
+    facts: dict[str, Any] = {"dimension": dimension, "made_from": made_from}
+    if request is not None:
+        facts["request"] = request
     with new_product(manifest, kind=_KIND, suffixes=(_IDS, _VECTORS), facts=facts) as product:
         with product.paths[_VECTORS].open("wb") as file:
             writer = EmbeddingWriter(file, dimension=dimension, name=str(manifest))
@@ -103,6 +106,11 @@ def new_shard(
         with product.paths[_IDS].open("wb") as file:
             np.save(file, ids)
         product.facts["num_vectors"] = len(ids)
+
+
+def is_embedded(manifest: Path, *, request: str) -> bool:
+    """Whether a shard exists whole, and was made from the inputs with the digest `request`."""
+    return is_complete(manifest, _KIND, request=request)
 
 
 @dataclass(frozen=True)

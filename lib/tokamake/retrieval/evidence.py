@@ -1,10 +1,14 @@
 """Passages that are searched for answers: tsv files as DPR has them, or jsonl files."""
 
+from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tokamake.errors import UserError
+from tokamake.retrieval.embeddings import check_unique
 from tokamake.retrieval.rows import is_jsonl, read_objects, read_rows
 
 _COLUMNS = ("id", "text", "title")
@@ -31,6 +35,12 @@ def read_evidence(paths: Sequence[Path]) -> Iterator[EvidencePassage]:
     for path in paths:
         for where, values in read_objects(path) if is_jsonl(path) else _rows(path):
             yield _passage(where, values)
+
+
+def check_evidence(paths: Sequence[Path]) -> None:
+    """Read all passages once; raise UserError if a row is broken or an id occurs twice."""
+    ids = array("q", (passage.id for passage in read_evidence(paths)))
+    check_unique(np.array(ids, np.int64), ", ".join(map(str, paths)))
 
 
 def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:

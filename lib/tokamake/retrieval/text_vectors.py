@@ -1,7 +1,8 @@
 """Vectors of texts by a tower of a biencoder. Each rank has the whole tower; ranks share texts.
 
-Texts of similar length share a batch. Batches do not depend on the number of ranks, so vectors do
-not either. Shape suffixes: B texts, L tokens, D width of the vectors.
+Texts of similar length share a batch. Batches do not depend on the number of ranks. So vectors do
+not either, if ranks have the same number of threads, which decides how sums are rounded. Shape
+suffixes: B texts, L tokens, D width of the vectors.
 """
 
 import hashlib
@@ -17,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tokamake import files
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.detect import open_any
 from tokamake.checkpoint.load_model import sequence_length_of, tokenizer_of, verify
@@ -24,7 +26,7 @@ from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 from tokamake.data.samples.sentence_masking import special_tokens
 from tokamake.errors import UserError
 from tokamake.inference.layout import Peers
-from tokamake.retrieval.embeddings import new_shard
+from tokamake.retrieval.embeddings import is_embedded, new_shard
 from tokamake.runtime.console import counted
 from tokamake.train.objectives.ict.blocks import with_special_tokens
 
@@ -32,6 +34,8 @@ Side = Literal["query", "block"]
 """Side of a pair that a tower embeds."""
 NUM_SPECIAL = 3
 """[CLS], and [SEP] after title and text."""
+_SHORTEST = NUM_SPECIAL + 2
+"""Most tokens of a text are at least the special ones, one of the title and one of the text."""
 _BATCHES = 64
 """Batches whose texts are sorted by length together."""
 
@@ -71,19 +75,20 @@ class TextTower:
 
     def vectors(
         self, texts: Iterable[TokenizedText], *, batch_size: int
-    ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]]:
-        """Yield ids (n,) and vectors (n, D) in order, on rank 0; all ranks iterate together."""
+    ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32] | None]]:
+        """Yield ids (n,) and vectors (n, D) in order; all ranks iterate, rank 0 has the vectors."""
         for window in _batched(texts, _BATCHES * batch_size):
             order = np.argsort([len(text.tokens) for text in window], kind="stable")
             batches = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
             ours = range(self._peers.ranks.rank, len(batches), self._peers.ranks.world_size)
             found = {number: self._embed([window[i] for i in batches[number]]) for number in ours}
             every = self._gathered(found)
-            if self._peers.ranks.rank == 0:
+            vectors = None
+            if self._peers.is_first:
                 vectors = np.empty((len(window), self.dimension), np.float32)
                 for number, places in enumerate(batches):
                     vectors[places] = every[number]
-                yield np.array([text.id for text in window]), vectors
+            yield np.array([text.id for text in window]), vectors
 
     def _embed(self, texts: list[TokenizedText]) -> npt.NDArray[np.float32]:
         """(B, D) vectors."""
@@ -136,33 +141,64 @@ class Embedder:
             path = tokenizer or opened.path
             self.tokens = special_tokens(self.tokenizer, ("cls", "sep"), path=path)
             self.length = sequence_length_of(opened, sequence_length)
+            if self.length < _SHORTEST:
+                raise UserError(
+                    f"--sequence-length: {self.length}: too small for [CLS], a title, [SEP], a "
+                    f"text and [SEP]; give {_SHORTEST} or more"
+                )
             self._tower = TextTower(opened, side, peers=peers)
 
     def write(
-        self, texts: Iterable[TokenizedText], *, manifest: Path, made_from: dict[str, Any]
-    ) -> int:
-        """Embed texts; rank 0 writes the shard. Return its number of vectors on rank 0."""
-        num_vectors = 0
+        self,
+        texts: Iterable[TokenizedText],
+        *,
+        manifest: Path,
+        made_from: dict[str, Any],
+        inputs: dict[str, Any] | None = None,
+    ) -> None:
+        """Embed texts; rank 0 writes the shard, unless it is complete.
+
+        Args:
+            texts: the texts; all ranks have the same.
+            manifest: `FOLDER/NAME.json`.
+            made_from: what the texts were made from, for the manifest.
+            inputs: further facts that decide the shard.
+        """
+        facts = {
+            "model": self._tower.digest,
+            "sequence_length": self.length,
+            "tokenizer": self.tokenizer.fingerprint,
+            **made_from,
+        }
+        request = files.digest({"made_from": facts, "inputs": inputs or {}})
+        if self._is_embedded(manifest, request=request):
+            self._peers.ranks.print_once(f"{manifest}: already complete")
+            return
+        num_vectors, width = 0, self._tower.dimension
+        together = self._peers.together
         with ExitStack() as stack:
             writer = None
-            if self._peers.is_first:
-                facts = {
-                    "model": self._tower.digest,
-                    "sequence_length": self.length,
-                    "tokenizer": self.tokenizer.fingerprint,
-                    **made_from,
-                }
-                writer = stack.enter_context(
-                    new_shard(manifest, dimension=self._tower.dimension, made_from=facts)
-                )
+            with together():
+                if self._peers.is_first:
+                    shard = new_shard(manifest, dimension=width, made_from=facts, request=request)
+                    writer = stack.enter_context(shard)
             for ids, vectors in self._tower.vectors(texts, batch_size=self._batch_size):
-                assert writer is not None, "rank 0 gets the vectors"
-                writer.append(ids, vectors)
+                with together():
+                    if writer is not None and vectors is not None:
+                        writer.append(ids, vectors)
                 num_vectors += len(ids)
-        if self._peers.is_first:
-            width = self._tower.dimension
-            print(f"{manifest}: {counted(num_vectors, 'vector')} of width {width}", flush=True)
-        return num_vectors
+            with together():
+                stack.close()
+        self._peers.ranks.print_once(
+            f"{manifest}: {counted(num_vectors, 'vector')} of width {width}"
+        )
+
+    def _is_embedded(self, manifest: Path, *, request: str) -> bool:
+        """Whether the shard is complete, as rank 0 sees it."""
+        found = [self._peers.is_first and is_embedded(manifest, request=request)]
+        if self._peers.ranks.world_size > 1:
+            dist.broadcast_object_list(found)
+        return found[0]
 
     def tokenized(self, number: int, text: str, *, title: str | None = None) -> TokenizedText:
         """Tokens of a text with special ones, as the objective ict has them."""
