@@ -48,8 +48,9 @@ class TrainFields(Settings):
     another schedule."""
     objective: ObjectiveName = DEFAULT
     """Training objective. causal: predict the next token. masked: restore masked tokens, as BERT
-    does. span_corruption: restore spans of text in a decoder, as T5 does. The last two need
-    families that learn them (bert; t5, hf_t5), and data with `tokenize.split_sentences: true`."""
+    does. span_corruption: restore spans of text in a decoder, as T5 does. ict: find the block of a
+    sentence, for retrieval. The last three need families that learn them (bert; t5, hf_t5;
+    biencoder), and data with `tokenize.split_sentences: true`."""
     masking: MaskingSettings = MaskingSettings()
     """Masking of the objectives masked and span_corruption."""
     pack_samples: bool = False

@@ -37,6 +37,7 @@ def model_card(
     import math
 
     from tokamake.checkpoint import model_tensors
+    from tokamake.config.objective import objective_data
     from tokamake.config.resolved_run import read_run
     from tokamake.files import read_json, write_text
     from tokamake.results.corpora import read_mixture
@@ -45,20 +46,32 @@ def model_card(
     trained = read_json(train, "make it with `tokamake train`")
     corpora = read_mixture(metadata=metadata, index=index, run=run)
     sources = dict(text.partition("=")[::2] for text in files)
+    stacks = objective_data(run.train.objective).stacks
     num_parameters = sum(map(math.prod, model_tensors.shapes(run.architecture).values()))
     sections = [
-        _front_matter(sources, base_model=base_model, license=license),
+        _front_matter(sources, stacks, base_model=base_model, license=license),
         _introduction(run, num_parameters, base_model=base_model),
         _data(corpora, sources),
         _training(run, trained),
-        _use(),
+        _use(stacks),
         _reproduction(run, trained, base_model=base_model),
     ]
     write_text(output, "\n".join(sections))
     print(f"{output}: model card of run {run.run}")
 
 
-def _front_matter(sources: dict[str, str], *, base_model: str | None, license: str | None) -> str:
+_PIPELINES = {
+    "decoder": "text-generation",
+    "encoder": "fill-mask",
+    "encoder_decoder": "text2text-generation",
+    "biencoder": "sentence-similarity",
+}
+"""Task of the Hub by the stacks of a family."""
+
+
+def _front_matter(
+    sources: dict[str, str], stacks: str, *, base_model: str | None, license: str | None
+) -> str:
     import re
 
     import yaml
@@ -66,8 +79,8 @@ def _front_matter(sources: dict[str, str], *, base_model: str | None, license: s
     addresses = " ".join(sources.values())
     datasets = dict.fromkeys(re.findall(r"hf://datasets/([\w.-]+/[\w.-]+)", addresses))
     fields: dict[str, Any] = {
-        "library_name": "transformers",
-        "pipeline_tag": "text-generation",
+        "library_name": "tokamake" if stacks == "biencoder" else "transformers",
+        "pipeline_tag": _PIPELINES[stacks],
         "tags": ["tokamake"],
     }
     if license:
@@ -122,16 +135,47 @@ def _training(run: "Run", trained: dict[str, Any]) -> str:
     return f"## Training\n\n{_table(rows)}"
 
 
-def _use() -> str:
-    return """## Use
+def _use(stacks: str) -> str:
+    """Code that uses the model.
+
+    Args:
+        stacks: stacks of layers of its family, the constant `STACKS`.
+    """
+    if stacks == "biencoder":
+        return """## Use
+
+```sh
+tokamake embed-passages passages.tsv --checkpoint PATH --output vectors/passages.json
+tokamake embed-questions questions.tsv --checkpoint PATH --output asked/questions.json
+tokamake search --queries asked --embeddings vectors --top-k 20 --output found.json
+```
+"""
+    model, inputs, output = {
+        "decoder": (
+            "AutoModelForCausalLM",
+            "Text to continue",
+            "tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0])",
+        ),
+        "encoder": (
+            "AutoModelForMaskedLM",
+            "Text with a [MASK] word",
+            "tokenizer.decode(model(**inputs).logits[0].argmax(-1))",
+        ),
+        "encoder_decoder": (
+            "AutoModelForSeq2SeqLM",
+            "Text with <extra_id_0> left out",
+            "tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0])",
+        ),
+    }[stacks]
+    return f"""## Use
 
 ```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import {model}, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("PATH")
-model = AutoModelForCausalLM.from_pretrained("PATH")
-inputs = tokenizer("Text to continue", return_tensors="pt")
-print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
+model = {model}.from_pretrained("PATH")
+inputs = tokenizer("{inputs}", return_tensors="pt")
+print({output})
 ```
 """
 
