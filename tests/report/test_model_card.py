@@ -5,17 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 import yaml
 from huggingface_hub import ModelCard
 
 from tests.support.finished_run import make_inputs
+from tokamake.commands import COMMANDS
 from tokamake.config.architecture import read_architecture
 from tokamake.config.resolved_run import read_run
 from tokamake.config.root import Config
 from tokamake.config.training import TrainSettings
 from tokamake.config_files import validate
 from tokamake.errors import UserError
-from tokamake.report.model_card import model_card
+from tokamake.report.model_card import _front_matter, _use, model_card
 
 
 @pytest.fixture
@@ -100,3 +102,28 @@ def test_a_missing_file_is_named(inputs: dict[str, Path], tmp_path: Path) -> Non
     with pytest.raises(UserError, match=r"train: no such file; make it with `tokamake train`"):
         card(inputs, tmp_path / "card.md")
     assert not (tmp_path / "card.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("stacks", "name"),
+    [
+        ("decoder", "AutoModelForCausalLM"),
+        ("encoder", "AutoModelForMaskedLM"),
+        ("encoder_decoder", "AutoModelForSeq2SeqLM"),
+    ],
+)
+def test_each_kind_of_model_has_its_class_of_transformers(stacks: str, name: str) -> None:
+    text = _use(stacks)
+    compile(text.split("```python\n")[1].split("```")[0], "card", "exec")
+    assert f"{name}.from_pretrained" in text
+    assert hasattr(transformers, name)
+
+
+def test_a_retriever_is_used_by_tokamake() -> None:
+    commands = re.findall(r"^tokamake ([\w-]+) ", _use("biencoder"), re.M)
+    assert commands == ["embed-passages", "embed-questions", "search"]
+    assert {*commands} <= COMMANDS.keys()
+    fields = yaml.safe_load(
+        _front_matter({}, "biencoder", base_model=None, license=None).strip("-\n")
+    )
+    assert (fields["library_name"], fields["pipeline_tag"]) == ("tokamake", "sentence-similarity")

@@ -243,6 +243,17 @@ def test_passages_and_questions_have_a_tower_each(
             np.testing.assert_allclose(found, expected.numpy(), rtol=2e-3, atol=2e-3)
 
 
+def test_another_tokenizer_than_the_trained_one_is_refused(
+    folder: Path, sentences: SentenceData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "tokamake.retrieval.text_vectors.tokenizer_of_run"
+    monkeypatch.setattr(module, lambda _: sentences.extended)
+    with pytest.raises(UserError, match=r"--tokenizer: .*wordpiece: another tokenizer than .*exte"):
+        embed(folder, sentences, tmp_path)
+    monkeypatch.setattr(module, lambda _: sentences.tokenizer)
+    assert embed(folder, sentences, tmp_path).num_vectors
+
+
 def test_mistakes_are_one_line(folder: Path, sentences: SentenceData, tmp_path: Path) -> None:
     for options, message in [
         ({"sequence_length": 1000}, "sequence_length: 1000: the model of .* sees only"),

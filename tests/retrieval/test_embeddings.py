@@ -34,6 +34,16 @@ def test_shards_read_back_in_the_order_of_their_names(tmp_path: Path) -> None:
     np.testing.assert_array_equal(embeddings.take(positions), expected[positions])
 
 
+@pytest.mark.parametrize("name", ["model", "tokenizer"])
+def test_shards_of_two_models_are_refused(tmp_path: Path, name: str) -> None:
+    for number in range(2):
+        made_from = {"model": "m", "tokenizer": "t"} | {name: f"other {number}"}
+        vectors = random_vectors(2, dimension=3)
+        write_embeddings(tmp_path, vectors, name=f"e{number}", first_id=2 * number, **made_from)
+    with pytest.raises(UserError, match=rf"e1-0\.json: made with another {name} than e0-0\.json"):
+        open_embeddings(tmp_path)
+
+
 def test_files_are_plain_arrays_of_numpy(tmp_path: Path) -> None:
     vectors = random_vectors(3, dimension=2)
     write_embeddings(tmp_path, vectors)

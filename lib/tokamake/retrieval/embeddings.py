@@ -192,7 +192,20 @@ def open_embeddings(folder: Path, *, verify: bool = False) -> Embeddings:
                 f"{shard.manifest}: dimension {shard.facts['dimension']}, but "
                 f"{shards[0].manifest.name} has {dimension}; embed all shards with one model"
             )
+    for name in ("model", "tokenizer"):
+        _check_same(shards, name)
     return Embeddings(folder, shards, dimension)
+
+
+def _check_same(shards: list[EmbeddingShard], name: str) -> None:
+    """Refuse shards of which some were made with another model or tokenizer."""
+    values = [shard.facts["made_from"].get(name) for shard in shards]
+    for shard, value in zip(shards, values, strict=True):
+        if value != values[0]:
+            raise UserError(
+                f"{shard.manifest}: made with another {name} than {shards[0].manifest.name}; embed "
+                "all shards with one model and its tokenizer"
+            )
 
 
 def _open_shard(manifest: Path, *, verify: bool) -> EmbeddingShard:

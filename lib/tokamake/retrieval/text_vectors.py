@@ -21,9 +21,15 @@ from torch import Tensor
 from tokamake import files
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.detect import open_any
-from tokamake.checkpoint.load_model import sequence_length_of, tokenizer_of, verify
+from tokamake.checkpoint.load_model import (
+    sequence_length_of,
+    tokenizer_of,
+    tokenizer_of_run,
+    verify,
+)
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 from tokamake.data.samples.sentence_masking import special_tokens
+from tokamake.data.tokenizers import Tokenizer, open_tokenizer
 from tokamake.errors import UserError
 from tokamake.inference.layout import Peers
 from tokamake.retrieval.embeddings import is_embedded, new_shard
@@ -138,6 +144,9 @@ class Embedder:
         with peers.together():
             opened = open_any(checkpoint)
             self.tokenizer = tokenizer_of(opened, tokenizer)
+            stated = tokenizer_of_run(opened)
+            if tokenizer and stated:
+                _check_same(tokenizer, self.tokenizer, stated=stated)
             path = tokenizer or opened.path
             self.tokens = special_tokens(self.tokenizer, ("cls", "sep"), path=path)
             self.length = sequence_length_of(opened, sequence_length)
@@ -208,6 +217,15 @@ class Embedder:
         title_ids = None if title is None else ids[1][:longest]
         framed = with_special_tokens(ids[0], title_ids, tokens=self.tokens, length=self.length)
         return TokenizedText(number, framed)
+
+
+def _check_same(given: Path, tokenizer: Tokenizer, *, stated: Path) -> None:
+    """Refuse another tokenizer than the one that the run.yaml of a checkpoint names."""
+    if tokenizer.fingerprint != open_tokenizer(stated).fingerprint:
+        raise UserError(
+            f"--tokenizer: {given}: another tokenizer than {stated}, with which the model was "
+            "trained; leave the option out"
+        )
 
 
 def _digest(weights: dict[str, Tensor]) -> str:
