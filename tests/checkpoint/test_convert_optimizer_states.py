@@ -259,7 +259,8 @@ def test_random_chains_of_conversions_of_whole_runs(tmp_path: Path) -> None:
 
 
 def test_chains_cover_every_family() -> None:
-    assert {each.family for each in WALKED.values()} == {*plugins.names("models/*/megatron")}
+    families = {*plugins.names("models/*/megatron")} - {"biencoder"}  # two encoders of bert
+    assert {each.family for each in WALKED.values()} == families
 
 
 @pytest.mark.grid

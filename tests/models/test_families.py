@@ -258,6 +258,7 @@ PUBLISHED = {
     "bert-345m": 336_226_108,
     "bert-base": 110_106_428,
     "tiny-biencoder": 2_956_800,
+    "biencoder-base": 183_484_416,  # 217,783,296 with BERT's 30,522 tokens
     "t5-v1.1-small": 76_961_152,
     "t5-v1.1-base": 247_577_856,
     "t5-220m": 222_421_920,

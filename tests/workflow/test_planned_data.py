@@ -105,13 +105,12 @@ def test_a_corpus_without_bytes_is_refused() -> None:
         read_config(table=RAW_TABLE, is_main_process=True)
 
 
-def test_a_text_key_that_no_document_has_is_an_error_unless_bad_documents_are_set_aside() -> None:
+def test_a_text_key_that_no_document_has_is_an_error_also_with_quarantine() -> None:
     add_raw("0.jsonl")
     table = "corpus\tfiles\ttext_key\tweight\nweb\traw/*.jsonl\tbody\t1\n"
-    with pytest.raises(UserError, match=r'corpora.tsv:2: raw/0.jsonl:1: no key "body" \(it has te'):
-        read_config(table=table, is_main_process=True)
-    quarantine = {"on_bad_document": "quarantine"}
-    assert read_config(table=table, is_main_process=True, tokenize=quarantine).plan.shards
+    for action in ("stop", "quarantine"):
+        with pytest.raises(UserError, match=r'corpora.tsv:2: raw/0.jsonl:1: no key "body" \(it ha'):
+            read_config(table=table, is_main_process=True, tokenize={"on_bad_document": action})
 
 
 def test_a_torn_index_is_an_error_until_it_changes(tmp_path: Path) -> None:

@@ -206,8 +206,8 @@ rule unlogged:
     shell: "touch {output}"
 """
     lines = [line for line in run(tmp_path, snakefile).stdout.splitlines() if "jobs: " in line]
-    count = ("count", "", ["count"], [], "count.log")
-    made = ("make", "0", ["0.txt"], ["count"], "0.log")
+    count = ("count", "", ["count"], [], "count.log", True)
+    made = ("make", "0", ["0.txt"], ["count"], "0.log", True)
     assert [ast.literal_eval(line.removeprefix("jobs: ")) for line in lines] == [
         [count], [count, made]
     ]  # fmt: skip
