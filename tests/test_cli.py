@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from importlib import import_module, metadata
@@ -139,6 +140,8 @@ def test_an_interrupt_during_imports_is_one_line(tmp_path: Path) -> None:
             capture_output=True,
             text=True,
             check=False,
+            # Tests that a shell has started in the background inherit an ignored SIGINT.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         assert result.stderr == f"{name}: stopped; the same command continues\n"
         assert result.returncode == 130
