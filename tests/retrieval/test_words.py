@@ -1,4 +1,4 @@
-"""Words are those of DPR's SimpleTokenizer."""
+"""Words equal the tokens of DPR's SimpleTokenizer."""
 
 import random
 import unicodedata

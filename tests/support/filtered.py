@@ -1,4 +1,4 @@
-"""Documents of which filters keep, change and drop some, and datasets of them."""
+"""Documents that filters keep, change or drop, and their datasets."""
 
 import json
 import random

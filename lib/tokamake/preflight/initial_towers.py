@@ -69,7 +69,7 @@ def initial_names(architecture: Architecture) -> dict[str, str]:
 
 
 def tower_note(start: Architecture, architecture: Architecture, *, source: object) -> str:
-    """A line about the tensors that the towers do not have, or have anew."""
+    """A line that names dropped tensors of the encoder and new tensors of the towers."""
     stored, needed = {*model_tensors.shapes(start)}, {*initial_names(architecture).values()}
     parts = [f"{source}: its {start.family} starts each tower"]
     for text, names in (("without", stored - needed), ("with a new", needed - stored)):

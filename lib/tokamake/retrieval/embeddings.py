@@ -198,7 +198,7 @@ def open_embeddings(folder: Path, *, verify: bool = False) -> Embeddings:
 
 
 def _check_same(shards: list[EmbeddingShard], name: str) -> None:
-    """Refuse shards of which some were made with another model or tokenizer."""
+    """Refuse shards of several models or tokenizers; `name` is the one to compare."""
     values = [shard.facts["made_from"].get(name) for shard in shards]
     for shard, value in zip(shards, values, strict=True):
         if value != values[0]:

@@ -28,7 +28,7 @@ class Queries(NamedTuple):
 
 
 def open_queries(path: Path) -> Queries:
-    """Read queries; those of a .npy file are numbered from 0."""
+    """Read queries; rows of a .npy file have their numbers, from 0, as ids."""
     if path.is_dir():
         store = open_embeddings(path)
         vectors = store.take(np.arange(store.num_vectors))

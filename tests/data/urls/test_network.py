@@ -1,4 +1,4 @@
-"""An outage is told from hosts that do not answer."""
+"""An outage of the network differs from hosts that do not answer."""
 
 from threading import Event
 

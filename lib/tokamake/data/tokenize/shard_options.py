@@ -68,7 +68,7 @@ class ShardRequest:
     duplicates: npt.NDArray[np.int64] | None = None
     """Ordinals of documents to leave out."""
     near_duplicates: npt.NDArray[np.int64] | None = None
-    """Those of them that are nearly equal to another document, not equal; None: not asked for."""
+    """Ordinals among `duplicates` that are near, not exact, duplicates; None: not asked for."""
     stamps: tuple[str, ...] = ()
     """Stamp of each raw file in the plan; empty without a plan."""
     repeats: npt.NDArray[Any] | None = None

@@ -168,7 +168,7 @@ class ShardReader:
 
         Args:
             duplicates: ordinals of documents to leave out, ascending, counted over all inputs.
-            near_duplicates: those of them that are nearly equal to another document, not equal.
+            near_duplicates: ordinals among `duplicates` that are near, not exact, duplicates.
             repeats: rows of `passages.CUT`, spans to cut out of the documents, after the filters.
             filters: filters of the remaining documents.
         """

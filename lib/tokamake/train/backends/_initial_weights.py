@@ -61,7 +61,7 @@ def load_initial_weights(weights: Weights, run: Run, *, ranks: Ranks) -> None:
 def _reads_of_towers(
     weights: Weights, run: Run, *, encoder: Architecture
 ) -> list[dict[str, FlatChunks]]:
-    """Tensors to read for each tower, by key in the encoder's checkpoint; draw the others."""
+    """Tensors to read for each tower, by key in the encoder's checkpoint; draw new tensors."""
     names, stored = initial_names(run.architecture), model_tensors.shapes(encoder)
     reads: dict[str, dict[str, FlatChunks]] = {
         name.split(".")[1]: {} for name in model_tensors.shapes(run.architecture)
