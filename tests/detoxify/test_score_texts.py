@@ -1,12 +1,13 @@
 """Scorers, and checks of what a scorer returns."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tokamake.config.scorers import load_scorer
+from tokamake.config.scorers import load_scorer, open_scorer
 from tokamake.detoxify.score_texts import score_all, score_texts
 from tokamake.errors import UserError
 
@@ -50,6 +51,26 @@ def test_scores_of_another_program_are_looked_up_by_text(texts: Path) -> None:
     options["key"] = "score.u"
     with pytest.raises(UserError, match=r"scores.jsonl:1.*: no field 'u'; fix the file or the k"):
         scores(texts, {"column": options})
+
+
+def test_scores_that_another_program_has_changed_are_noticed(texts: Path) -> None:
+    def write(values: list[float | None], *, times: tuple[int, int] = (2**31, 2**31)) -> bool:
+        lines = [{"text": t, "toxicity": v} for t, v in zip(TEXTS, values, strict=False)]
+        Path("scores.jsonl").write_text("".join(json.dumps(each) + "\n" for each in lines))
+        os.utime("scored.jsonl", times)
+        return bool(open_scorer({"column": {"path": "scores.jsonl"}}).has_changed(scored))
+
+    values, scored = [0.5, 0.25, 1, None, 0.75], Path("scored.jsonl")
+    scored.touch()
+    write(values)
+    scores(texts, {"column": "scores.jsonl"})
+    assert not write(values, times=(0, 0))
+    assert not write(values[:2], times=(0, 0))
+    assert write([0.5, 0.25, 1, None, 0.5], times=(0, 0))
+    assert write([0.5, 0.25, 1, 0, 0.75], times=(0, 0))
+    assert not write([1] * 5)  # older than the scored texts
+    Path("scores.jsonl").unlink()
+    assert not open_scorer({"column": {"path": "scores.jsonl"}}).has_changed(scored)
 
 
 def test_a_function_of_a_file_scores(texts: Path) -> None:

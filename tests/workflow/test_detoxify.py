@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import shutil
 from pathlib import Path
@@ -139,6 +140,29 @@ def test_the_target_generate_texts_needs_no_scores() -> None:
         f"{made.samples}/generated-00001.jsonl",
         f"{made.before}/generated-00000.jsonl",
     ]
+
+
+@pytest.mark.usefixtures("start")
+def test_a_changed_column_scores_the_shard_again(capsys: pytest.CaptureFixture[str]) -> None:
+    config = read(detoxify={"scorer": {"column": "scores.jsonl"}})
+    forced: list[str] = []
+    made = DetoxifyRules(config, CheckpointRules(config), force_job=forced.append)
+    folder = Path(made.samples)
+    folder.mkdir(parents=True)
+    for shard in range(2):
+        line = {"text": f"text {shard}", "toxicity": 0.5}
+        for name in ("generated", "scored"):
+            (folder / f"{name}-0000{shard}.jsonl").write_text(json.dumps(line) + "\n")
+        os.utime(folder / f"scored-0000{shard}.jsonl", (0, 0))
+    lines = [{"text": f"text {shard}", "toxicity": 0.5 + shard / 10} for shard in range(3)]
+    Path("scores.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for shard in ("00000", "00001", "00002"):
+        texts = made.texts_to_score(wildcards(texts=made.samples, shard=shard))
+        assert texts == [f"{folder}/generated-{shard}.jsonl"]
+    assert forced == [f"{folder}/scored-00001.jsonl"]
+    assert capsys.readouterr().err == (
+        f"tokamake: {folder}/scored-00001.jsonl: other scores now: scoring it again\n"
+    )
 
 
 @pytest.mark.usefixtures("start")

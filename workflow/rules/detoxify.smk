@@ -37,7 +37,7 @@ if CONFIG.shared.detoxify:
     rule score_texts:
         "Score the toxicity of texts."
         input:
-            "{texts}/generated-{shard}.jsonl",
+            detoxify_rules.texts_to_score,
         output:
             "{texts}/scored-{shard}.jsonl",
         log:

@@ -4,13 +4,17 @@ Wildcards: `texts`, the folder of texts of one kind; `shard`, a part of them; `r
 """
 
 import json
+import sys
 from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from tokamake.config.data_set import RUN
 from tokamake.config.detoxify import DetoxifySettings
-from tokamake.config.scorers import source_digests
+from tokamake.config.scorers import open_scorer, source_digests
+from tokamake.detoxify.scorers import TextScorer
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.workflow.checkpoints import CheckpointRules
 from tokamake.workflow.exit import exit_on_user_error
@@ -29,8 +33,19 @@ _MAX_SHARDS = 500
 class DetoxifyRules:
     """Texts of the model before training, and continuations before and after it."""
 
-    def __init__(self, config: WorkflowConfig, checkpoints: CheckpointRules) -> None:
-        self._config, self._checkpoints = config, checkpoints
+    def __init__(
+        self,
+        config: WorkflowConfig,
+        checkpoints: CheckpointRules,
+        *,
+        force_job: Callable[[str], None] | None = None,
+    ) -> None:
+        """Name the folders of texts.
+
+        Args:
+            force_job: makes Snakemake run the job that writes a file; None in a job.
+        """
+        self._config, self._checkpoints, self._force_job = config, checkpoints, force_job
         self.samples = f"{config.data_set.detoxify}/samples"
         """Folder of the texts without a prompt."""
         self.before = f"{config.data_set.detoxify}/before"
@@ -145,6 +160,22 @@ class DetoxifyRules:
             return [*run_settings.layout(run, resources), batch_size]
 
         return layout
+
+    @exit_on_user_error()
+    def texts_to_score(self, wildcards: Any) -> list[str]:
+        """Texts of a shard. They are scored again if the scorer has other scores for them now."""
+        shard = f"{wildcards.texts}/{{}}-{wildcards.shard}.jsonl"
+        scored, texts = Path(shard.format("scored")), shard.format("generated")
+        both_exist = scored.is_file() and Path(texts).is_file()
+        if self._force_job and both_exist and self._scorer.has_changed(scored):
+            print(f"tokamake: {scored}: other scores now: scoring it again", file=sys.stderr)
+            self._force_job(str(scored))
+        return [texts]
+
+    @cached_property
+    def _scorer(self) -> Any:
+        scorer = open_scorer(self._settings.scorer)
+        return scorer if isinstance(scorer, TextScorer) else TextScorer()
 
     def scorer(self, wildcards: Any) -> str:  # noqa: ARG002
         """The scorer as JSON. A function, since Snakemake would format the braces of a text."""

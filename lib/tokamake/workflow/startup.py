@@ -75,7 +75,7 @@ class RuleFunctions:
         )
         self.tasks = TaskRules(config, self.segments)
         self.finetune = FinetuneRules(config)
-        self.detoxify = DetoxifyRules(config, self.checkpoints)
+        self.detoxify = DetoxifyRules(config, self.checkpoints, force_job=force_job)
         self.doctor = DoctorRules(snakemake)
         self.preflight = Preflight(config, snakemake)
         self.report = ReportRules(config, snakemake)

@@ -24,6 +24,11 @@ class TextScorer(Settings):
         """Files that `setup` reads. Texts are scored again if their contents change."""
         return ()
 
+    def has_changed(self, scored: Path) -> bool:  # noqa: ARG002
+        """Whether texts of a file of `score-texts` have other scores now, if files beside
+        `input_files` decide them. Called at each start of the workflow, without `setup`."""
+        return False
+
     def setup(self) -> None:
         """Load a model or other data for `score`. Called once per job, before `score`."""
 

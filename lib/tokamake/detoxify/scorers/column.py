@@ -1,12 +1,15 @@
 """Scorer `column`: scores that another program has written, such as a client of an API."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, PrivateAttr
 
 from tokamake.data.readers import BadRecord, expand, open_input, value_of
+from tokamake.detoxify.score_texts import score_all
 from tokamake.detoxify.scorers import TextScorer
+from tokamake.detoxify.text_lines import read_lines, toxicity_of
 from tokamake.errors import UserError
 
 
@@ -15,8 +18,8 @@ def _listed(value: Any) -> Any:
 
 
 class ToxicityScorer(TextScorer):
-    """The score of a record with the same text. Files may grow while models write more texts, so
-    a change of them scores no text again."""
+    """The score of a record with the same text. Files may grow while models write more texts:
+    texts are scored again only if one of them has another score."""
 
     bare_option = "path"
 
@@ -48,6 +51,26 @@ class ToxicityScorer(TextScorer):
                         place = source.place(int(block.numbers[index]), int(block.offsets[index]))
                         fault = f"no field {error}" if isinstance(error, KeyError) else str(error)
                         raise UserError(f"{place}: {fault}; fix the file or the keys") from None
+
+    def has_changed(self, scored: Path) -> bool:
+        """Whether the files are newer than a file of scored texts, and a text has another score.
+
+        Texts that the files no longer have keep their scores.
+        """
+        try:
+            status = [Path(path).stat() for path in expand(self.path)]
+        except (UserError, OSError):  # the files may be gone once all texts are scored
+            return False
+        # A copy may keep the time of its source, but not the time of its inode.
+        newest = max((max(each.st_mtime, each.st_ctime) for each in status), default=0.0)
+        if newest < scored.stat().st_mtime:
+            return False
+        if not self._scores:
+            self.setup()
+        lines = (line for line in read_lines(scored) if line.value["text"] in self._scores)
+        before = {line.value["text"]: toxicity_of(line) for line in lines}
+        texts = [*before]
+        return score_all(texts, self.score, name="scorer column") != [*before.values()]
 
     def score(self, texts: Sequence[str]) -> list[float | None]:
         """Look texts up; raises UserError for a text that no record has."""
