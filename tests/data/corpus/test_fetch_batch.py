@@ -13,7 +13,7 @@ from tokamake.data.corpus.corpora import Corpus, refuse_addresses
 from tokamake.data.corpus.fetch_batch import fetch_batch
 from tokamake.data.corpus.plan import make_plan
 from tokamake.data.corpus.plan_file import Plan, read_plan, write_plan
-from tokamake.errors import UserError
+from tokamake.errors import TemporaryError, UserError
 
 SETTINGS = PlanSettings(shard_bytes=4000, merged_bytes=10**6, max_jobs=2)
 ADDRESS = "hf://datasets/org/texts/data"
@@ -143,6 +143,34 @@ def test_a_list_of_urls_is_planned_once_and_becomes_warc_files(
     other = settings.model_copy(update={"blacklist": Path("blacklist.txt")})
     make_plan([corpus], SETTINGS, declared={}, previous=plan, fetch_urls=other)
     assert "3 lines" in capsys.readouterr().err
+
+
+@pytest.mark.extra("corpora", "fastwarc")
+@pytest.mark.usefixtures("server")
+def test_a_list_may_lack_pages_but_not_a_corpus(tmp_path: Path) -> None:
+    corpus = Corpus(corpus="owt", files="urls:again.txt urls:urls.txt", weight=1)
+    settings = FetchUrlsSettings(host_seconds=0, allow_private_addresses=True, attempts=1)
+    plan, output = tmp_path / "plan.json", tmp_path / "out.json"
+
+    def fetch() -> list[dict[str, int]]:
+        urls = settings.model_dump_json()
+        fetch_batch(plan=plan, batch=batch, output=output, urls=urls)
+        return [entry["outcomes"] for entry in json.loads(output.read_text())["files"]]
+
+    with serving() as site:
+        Path("again.txt").write_text(f"{site.url}/busy")
+        Path("urls.txt").write_text(f"{site.url}/a")
+        one_job = SETTINGS.model_copy(update={"max_jobs": 1})
+        made = make_plan([corpus], one_job, declared={}, fetch_urls=settings)
+        write_plan(plan, made)
+        (batch,) = (each.name for each in made.tokenize_batches)
+        site.refusals = {name: [(503, "0")] * 100 for name in ("/busy", "/a")}
+        with pytest.raises(TemporaryError, match="no page of 1 URL could be fetched: 1 status 503"):
+            fetch()
+        assert not output.exists()
+        assert not [*tmp_path.rglob("*.warc.gz")]
+        del site.refusals["/a"]
+        assert fetch() == [{"status 503": 1}, {"fetched": 1}]
 
 
 @pytest.mark.usefixtures("server")

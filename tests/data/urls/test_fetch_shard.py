@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,10 +45,12 @@ def settings(**changes: Any) -> FetchUrlsSettings:
     return FetchUrlsSettings.model_validate({**base, **changes})
 
 
-def fetch(urls: list[str], path: Path, **changes: Any) -> Counter[str]:
+def fetch(
+    urls: list[str], path: Path, *, of_corpus: Sequence[Path] = (), **changes: Any
+) -> Counter[str]:
     options = settings(**changes)
     crawler = Crawler(options, read_blacklist(None, with_default=True))
-    return fetch_shard(urls, path, crawler=crawler, settings=options).counts
+    return fetch_shard(urls, path, crawler=crawler, settings=options, of_corpus=of_corpus).counts
 
 
 def read(path: Path) -> list[tuple[str, str]]:

@@ -7,6 +7,7 @@ import pytest
 
 from tests.data.urls.test_fetch_shard import fetch, outcomes
 from tests.support.web_sites import WebSite, serving
+from tokamake.data.urls.fetch_shard import outcomes_path
 from tokamake.errors import TemporaryError
 
 pytestmark = pytest.mark.extra("corpora", "fastwarc", "resiliparse")
@@ -70,7 +71,31 @@ def test_a_host_that_is_gone_is_recorded_if_others_answer(site: WebSite, tmp_pat
     assert [line.get("transient") for line in outcomes(path)] == [None, False, True]
     # Other files have no other host; hosts of the first one answer.
     for name in ("list/1.warc.gz", "again/0.warc.gz"):
-        assert fetch([dead], tmp_path / name) == {"robots.txt: no connection": 1}
+        counts = fetch([dead], tmp_path / name, of_corpus=[path, tmp_path / name])
+        assert counts == {"robots.txt: no connection": 1}
+
+
+def test_a_corpus_without_any_page_is_tried_again_by_the_next_job(
+    site: WebSite, tmp_path: Path
+) -> None:
+    path = tmp_path / "list/0.warc.gz"
+    fetch([site.on(9, "/a")], tmp_path / "other/0.warc.gz")
+    listed = [site.on(host, f"/{page}") for page in "ab" for host in range(2, 5)]
+    site.refusals = {"/a": [(503, "0")] * 12, "/b": [(500, "0")] * 12}
+    message = (
+        "^0.warc.gz: no page of 7 URLs could be fetched: 3 status 503, 3 status 500, 1 status 404; "
+        "check network, proxy and servers, and run again, which tries transient failures "
+        "again; if these servers are gone for good, correct the list$"
+    )
+    for _ in range(2):
+        with pytest.raises(TemporaryError, match=message):
+            fetch([*listed, site.on(2, "/missing")], path)
+        assert not path.exists()
+        assert not outcomes_path(path).exists()
+    site.refusals = {}
+    assert fetch([*listed, site.on(2, "/missing")], path) == {"fetched": 6, "status 404": 1}
+    # Without a page, permanent failures are the result of a list.
+    assert fetch([site.on(2, "/missing")], tmp_path / "gone/0.warc.gz") == {"status 404": 1}
 
 
 def test_a_host_that_hangs_is_given_up(site: WebSite, tmp_path: Path) -> None:

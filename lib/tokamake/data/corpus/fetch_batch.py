@@ -2,11 +2,12 @@
 
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 from tokamake.config.fetch_urls import FetchUrlsSettings
 from tokamake.config_files import parse_json
-from tokamake.data.corpus.plan_file import batch_shards, read_plan
+from tokamake.data.corpus.plan_file import Plan, batch_shards, read_plan
 from tokamake.data.urls.url_list import is_url_list
 from tokamake.errors import UserError
 from tokamake.files import write_json
@@ -46,7 +47,7 @@ def fetch_batch(
     files = [file for path, file in downloads.items() if path in paths]
     lists = [file for file in files if is_url_list(file.url)]
     _download([file for file in files if not is_url_list(file.url)], workers)
-    outcomes = _fetch_urls(lists, settings) if lists else {}
+    outcomes = _fetch_urls(lists, settings, plan=read) if lists else {}
     listed = [
         {"path": file.path, "url": file.url, "bytes": Path(file.path).stat().st_size}
         | ({"outcomes": dict(outcomes[file.path])} if file.path in outcomes else {})
@@ -67,17 +68,39 @@ def _download(files: list[RemoteFile], workers: int) -> None:
         raise UserError("\n".join(reasons))
 
 
-def _fetch_urls(files: list[RemoteFile], settings: FetchUrlsSettings) -> dict[str, Counter[str]]:
+def _fetch_urls(
+    files: list[RemoteFile], settings: FetchUrlsSettings, *, plan: Plan
+) -> dict[str, Counter[str]]:
     """Fetch WARC files one after the other, with one pace for each host; return their outcomes."""
     from tokamake.data.urls.cleaning import read_blacklist
-    from tokamake.data.urls.fetch_shard import fetch_listed
+    from tokamake.data.urls.fetch_shard import NoPageError, fetch_listed
     from tokamake.data.urls.hosts import Crawler
 
     blacklist = read_blacklist(settings.blacklist, with_default=settings.default_blacklist)
     crawler = Crawler(settings, blacklist)
-    outcomes = {}
-    for file in files:
-        fetched = fetch_listed(file, settings, crawler=crawler)
+    outcomes: dict[str, Counter[str]] = {}
+    of_corpora = _url_lists(plan)
+
+    def fetch(file: RemoteFile) -> None:
+        fetched = fetch_listed(file, settings, crawler=crawler, of_corpus=of_corpora[file.path])
         outcomes[file.path] = fetched.counts
         print(f"{file.path}: {fetched.summary}", flush=True)
+
+    for file in files:
+        with suppress(NoPageError):  # later files of the corpus may have pages
+            fetch(file)
+    for file in files:
+        if file.path not in outcomes:
+            fetch(file)
     return outcomes
+
+
+def _url_lists(plan: Plan) -> dict[str, list[Path]]:
+    """WARC files of URL lists: path → paths of all of them that its corpus reads."""
+    listed = {entry.path for entry in plan.downloads if is_url_list(entry.url)}
+    corpora: dict[str, dict[str, None]] = {}
+    members = [(each.corpus, each.files) for each in plan.tokenizer]
+    members += [(each.corpus, each.files) for each in plan.shards]
+    for corpus, paths in members:
+        corpora.setdefault(corpus, {}).update(dict.fromkeys(listed.intersection(paths)))
+    return {path: [*map(Path, paths)] for paths in corpora.values() for path in paths}

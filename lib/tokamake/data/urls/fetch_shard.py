@@ -3,7 +3,7 @@
 import json
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import islice
@@ -16,9 +16,11 @@ from tokamake.data.urls.hosts import Crawler
 from tokamake.data.urls.journal import FETCHED, Journal
 from tokamake.data.urls.pages import PageError
 from tokamake.data.urls.url_list import cached_path, shard_urls
+from tokamake.errors import TemporaryError
 from tokamake.files import atomic, write_link
 from tokamake.remote.addresses import RemoteFile, check_online
 from tokamake.remote.download_lock import beside, claim, release
+from tokamake.runtime.console import counted
 
 _POLL = 1.0
 _PROGRESS_SECONDS = 60.0
@@ -27,6 +29,10 @@ _MAX_REASONS = 8
 """Reasons of failures that a line of the log lists; the outcomes have them all."""
 _NUM_ASKED = 4
 """URLs of a kind whose hosts may be asked whether the network is up."""
+
+
+class NoPageError(TemporaryError):
+    """No URL of a corpus has a page, and failures may pass."""
 
 
 class Outcomes(NamedTuple):
@@ -39,24 +45,39 @@ class Outcomes(NamedTuple):
     @property
     def summary(self) -> str:
         """Counts and the most frequent reasons, for the log."""
-        failures = [(n, reason) for reason, n in self.counts.most_common() if reason != FETCHED]
-        parts = [f"{n:,} {reason}" for n, reason in failures[:_MAX_REASONS]]
-        if rest := sum(n for n, _ in failures[_MAX_REASONS:]):
-            parts.append(f"{rest:,} for other reasons")
+        failures = Counter({name: n for name, n in self.counts.items() if name != FETCHED})
         total = self.counts.total()
         return (
             f"{self.counts[FETCHED]:,} of {total:,} URLs fetched; failures: "
-            f"{', '.join(parts) or 'none'}; {self.num_transient:,} of them are transient"
+            f"{_most_frequent(failures) or 'none'}; {self.num_transient:,} of them are transient"
         )
 
 
-def fetch_listed(file: RemoteFile, settings: FetchUrlsSettings, *, crawler: Crawler) -> Outcomes:
-    """Fetch a planned WARC file into the cache, and link to it and to its outcomes."""
+def _most_frequent(reasons: Counter[str]) -> str:
+    """Counts of the most frequent reasons, as text."""
+    listed = reasons.most_common()
+    parts = [f"{n:,} {reason}" for reason, n in listed[:_MAX_REASONS]]
+    if rest := sum(n for _, n in listed[_MAX_REASONS:]):
+        parts.append(f"{rest:,} for other reasons")
+    return ", ".join(parts)
+
+
+def fetch_listed(
+    file: RemoteFile,
+    settings: FetchUrlsSettings,
+    *,
+    crawler: Crawler,
+    of_corpus: Sequence[Path] = (),
+) -> Outcomes:
+    """Fetch a planned WARC file into the cache, and link to it and to its outcomes.
+
+    `of_corpus` has the planned WARC files of its corpus, for `fetch_shard`.
+    """
     path = cached_path(file)
     urls = shard_urls(file, settings)
     if not path.exists():
         check_online(file.url, "fetch its pages")
-    outcomes = fetch_shard(urls, path, crawler=crawler, settings=settings)
+    outcomes = fetch_shard(urls, path, crawler=crawler, settings=settings, of_corpus=of_corpus)
     for target, link in (
         (outcomes_path(path), outcomes_path(Path(file.path))),
         (path, Path(file.path)),
@@ -67,12 +88,21 @@ def fetch_listed(file: RemoteFile, settings: FetchUrlsSettings, *, crawler: Craw
 
 
 def fetch_shard(
-    urls: Sequence[str], path: Path, *, crawler: Crawler, settings: FetchUrlsSettings
+    urls: Sequence[str],
+    path: Path,
+    *,
+    crawler: Crawler,
+    settings: FetchUrlsSettings,
+    of_corpus: Sequence[Path] = (),
 ) -> Outcomes:
     """Write the pages of URLs to a WARC file, in their order.
 
     Beside it, `outcomes_path` has a line for each URL. An existing file stays. A killed job keeps
     the pages that it has fetched.
+
+    Raises:
+        NoPageError: there is no page, neither here nor in the WARC files `of_corpus`, and failures
+            may pass. No file is written; the next job tries again.
     """
     outcomes = outcomes_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -87,12 +117,25 @@ def fetch_shard(
                 )
             finally:
                 journal.close()
+            _check_any_page(path, journal, of_corpus=of_corpus)
             with atomic(outcomes, path) as (listed, warc):
                 journal.write(warc, listed, user_agent=settings.user_agent)
             journal.remove()
     lines = [json.loads(line) for line in outcomes.read_text(encoding="utf-8").splitlines()]
     num_transient = sum(bool(line.get("transient")) for line in lines)
     return Outcomes(Counter(line["outcome"] for line in lines), num_transient)
+
+
+def _check_any_page(path: Path, journal: Journal, *, of_corpus: Sequence[Path]) -> None:
+    reasons = Counter(each["outcome"] for each in journal.outcomes.values())
+    others = filter(Path.is_file, map(outcomes_path, of_corpus))
+    if FETCHED in reasons or not journal.failures_that_may_pass() or any(_fetched_before(others)):
+        return
+    raise NoPageError(
+        f"{path.name}: no page of {counted(reasons.total(), 'URL')} could be fetched: "
+        f"{_most_frequent(reasons)}; check network, proxy and servers, and run again, which tries "
+        "transient failures again; if these servers are gone for good, correct the list"
+    )
 
 
 def outcomes_path(path: Path) -> Path:
@@ -132,13 +175,13 @@ def _probably_alive(urls: Sequence[str], path: Path, *, journal: Journal) -> lis
     """Return URLs whose pages were fetched before, the latest first, and some of the file's own."""
     fetched = [url for url, outcome in journal.outcomes.items() if outcome["outcome"] == FETCHED]
     spread = urls[:: max(1, len(urls) // _NUM_ASKED)][:_NUM_ASKED]
-    return [*fetched[-_NUM_ASKED:], *islice(_fetched_before(path), _NUM_ASKED), *spread]
+    in_cache = _fetched_before(path.parent.parent.glob("*/*.outcomes.jsonl"))
+    return [*fetched[-_NUM_ASKED:], *islice(in_cache, _NUM_ASKED), *spread]
 
 
-def _fetched_before(path: Path) -> Iterator[str]:
-    """Yield a URL of each WARC file in the cache, also of other lists."""
-    others = path.parent.parent.glob("*/*.outcomes.jsonl")
-    for other in sorted(others, key=lambda other: other.stat().st_mtime, reverse=True):
+def _fetched_before(outcomes_files: Iterable[Path]) -> Iterator[str]:
+    """Yield a fetched URL of each WARC file that has one, the latest file first."""
+    for other in sorted(outcomes_files, key=lambda other: other.stat().st_mtime, reverse=True):
         with other.open(encoding="utf-8") as lines:
             outcomes = map(json.loads, lines)
             yield from islice((o["url"] for o in outcomes if o["outcome"] == FETCHED), 1)
