@@ -50,6 +50,16 @@ def test_every_changed_or_missing_raw_file_is_named(ours: list[Path]) -> None:
     assert len(lines) == 2
 
 
+def test_files_of_a_dataset_with_another_size_are_named(ours: list[Path]) -> None:
+    binary = ours[0].with_name(f"{ours[0].name}.bin")
+    size = binary.stat().st_size
+    with binary.open("ab") as stream:
+        stream.write(b"\0")
+    message = f"^{binary}: has {size + 1} bytes, its manifest says {size}; remove the dataset and"
+    with pytest.raises(UserError, match=message):
+        verify(ours)
+
+
 def test_byte_ranges_are_compared_alone(workspace: Path) -> None:
     raw = workspace / "raw/docs/docs-00.jsonl"
     size = raw.stat().st_size

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.data.indexed.manifest import raw_inputs, read_manifest, sha256_of
-from tokamake.data.indexed.merge_inputs import expand_prefixes
+from tokamake.data.indexed.merge_inputs import expand_prefixes, size_faults
 from tokamake.data.readers import reading
 from tokamake.data.readers._page_cuts import next_page
 from tokamake.data.readers.jsonl import next_line
@@ -25,7 +25,7 @@ def verify(prefixes: list[Path], /) -> None:
     Reads the raw files of datasets again, or the byte ranges that were tokenized, and compares
     their hashes with the manifests. Raw files have the paths that `tokenize` was given:
     relative ones start at the working directory, so run it in the same folder as the workflow.
-    `describe` checks the datasets themselves.
+    Of the datasets themselves, it compares only the sizes; `describe` checks their contents.
 
     Args:
         prefixes: shards or merged datasets, without .bin or .idx, or folders: all datasets of a
@@ -34,9 +34,15 @@ def verify(prefixes: list[Path], /) -> None:
     named = expand_prefixes(prefixes)
     if not named:
         raise UserError("no dataset given; name at least one prefix")
+    manifests = {prefix: read_manifest(prefix) for prefix in named}
+    faults = [
+        fault
+        for prefix, manifest in manifests.items()
+        for fault in size_faults(prefix, manifest, names=manifest["bytes"])
+    ]
     # A shard and the merged dataset that contains it state the same raw files.
-    inputs = {digest(raw): raw for prefix in named for raw in raw_inputs(read_manifest(prefix))}
-    if faults := [fault for fault in find_faults(inputs.values()) if fault]:
+    inputs = {digest(raw): raw for manifest in manifests.values() for raw in raw_inputs(manifest)}
+    if faults := [*faults, *filter(None, find_faults(inputs.values()))]:
         raise UserError("\n".join(faults))
     paths = {raw["path"] for raw in inputs.values()}
     num_bytes = sum(raw["bytes"] for raw in inputs.values())
