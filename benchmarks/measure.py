@@ -4,6 +4,7 @@ import os
 import subprocess
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,11 +62,10 @@ def _tree(pid: int) -> list[int]:
     pids, pending = [], [pid]
     while pending:
         pids.append(pending.pop())
-        for children in Path(f"/proc/{pids[-1]}/task").glob("*/children"):
-            try:
-                pending += map(int, children.read_text().split())
-            except OSError:
-                continue
+        with suppress(OSError):  # the process may end at any time
+            for task in Path(f"/proc/{pids[-1]}/task").iterdir():
+                with suppress(OSError):
+                    pending += map(int, (task / "children").read_text().split())
     return pids
 
 
