@@ -143,26 +143,38 @@ def test_the_target_generate_texts_needs_no_scores() -> None:
 
 
 @pytest.mark.usefixtures("start")
-def test_a_changed_column_scores_the_shard_again(capsys: pytest.CaptureFixture[str]) -> None:
-    config = read(detoxify={"scorer": {"column": "scores.jsonl"}})
-    forced: list[str] = []
-    made = DetoxifyRules(config, CheckpointRules(config), force_job=forced.append)
-    folder = Path(made.samples)
+def test_a_changed_column_scores_the_shard_again(workspace_here: Path) -> None:
+    Path("clean.tsv").write_text(TABLE)
+    given = sections(detoxify={"scorer": {"column": "scores.jsonl"}})
+    Path("clean.yaml").write_text(yaml.safe_dump(given))
+    folder = Path("results/data/clean/detoxify/samples")
     folder.mkdir(parents=True)
+
+    def write(path: Path, lines: list[dict[str, Any]], *, time: float) -> None:
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        os.utime(path, (time, time))
+
+    def planned() -> dict[str, int]:
+        made = snakemake_alone(workspace_here, *command)
+        assert made.returncode == 0, made.stdout + made.stderr
+        told.append(made.stderr)
+        return jobs(made)
+
+    allowed = ("--allowed-rules", "score_texts", "select_texts")
+    command = ("-n", "--configfile", "clean.yaml", *allowed, "--", "select_texts")
+    told: list[str] = []
+    now = Path("words.txt").stat().st_mtime
+    lines = [{"text": f"text {number}", "toxicity": 0.5} for number in range(3)]
     for shard in range(2):
-        line = {"text": f"text {shard}", "toxicity": 0.5}
-        for name in ("generated", "scored"):
-            (folder / f"{name}-0000{shard}.jsonl").write_text(json.dumps(line) + "\n")
-        os.utime(folder / f"scored-0000{shard}.jsonl", (0, 0))
-    lines = [{"text": f"text {shard}", "toxicity": 0.5 + shard / 10} for shard in range(3)]
-    Path("scores.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for shard in ("00000", "00001", "00002"):
-        texts = made.texts_to_score(wildcards(texts=made.samples, shard=shard))
-        assert texts == [f"{folder}/generated-{shard}.jsonl"]
-    assert forced == [f"{folder}/scored-00001.jsonl"]
-    assert capsys.readouterr().err == (
-        f"tokamake: {folder}/scored-00001.jsonl: other scores now: scoring it again\n"
-    )
+        write(folder / f"generated-0000{shard}.jsonl", [lines[shard]], time=now - 3)
+        write(folder / f"scored-0000{shard}.jsonl", [lines[shard]], time=now - 2)
+    write(Path("scores.jsonl"), lines, time=now - 1)  # one more text, with equal scores
+    assert planned() == {"select_texts": 1}
+    lines[1]["toxicity"] = 0.6
+    write(Path("scores.jsonl"), lines, time=now - 1)
+    assert planned() == {"score_texts": 1, "select_texts": 1}
+    said = f"tokamake: {folder}/scored-00001.jsonl: other scores now: scoring it again"
+    assert [said in text for text in told] == [False, True]
 
 
 @pytest.mark.usefixtures("start")
