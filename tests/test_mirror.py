@@ -99,7 +99,7 @@ TESTED_THROUGH = {
     "evaluate/test_evaluate.py": ["evaluate/perplexity"],
     "finetune/test_finetune.py": [
         *("finetune/finetune_run", "finetune/prepare_finetune"),
-        "train/objectives/classification/epochs",
+        "train/objectives/_epochs",
     ],
     "finetune/test_evaluate_finetuned.py": ["finetune/predictions"],
     "generate/test_generate.py": ["generate/continuations"],

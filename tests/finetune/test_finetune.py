@@ -19,7 +19,7 @@ from tokamake.config.finetune import FinetuneTask
 from tokamake.errors import UserError
 from tokamake.finetune.finetune_run import FinetuneRun
 from tokamake.runtime.exit_status import Stopped
-from tokamake.train.objectives.classification import epochs
+from tokamake.train.objectives.classification import objective
 from tokamake.train.objectives.classification.rows import read_rows
 from tokamake.train.step_result import StepResult
 from tokamake.train.trainer import Trainer
@@ -222,7 +222,7 @@ def test_a_task_names_its_objective(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_best_epoch_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = iter([0.5, 0.9, 0.7, 0.9, 0.6])
-    monkeypatch.setattr(epochs, "scores", lambda *_, **__: {"accuracy": next(values)})
+    monkeypatch.setattr(objective, "scores", lambda *_, **__: {"accuracy": next(values)})
     run = prepare(tmp_path, rows=(8, 6), task={"epochs": 5})
     result = run_here(run)
     assert (result["best"]["epoch"], result["best"]["step"]) == (2, 4)

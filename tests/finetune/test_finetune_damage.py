@@ -18,7 +18,7 @@ from tokamake.finetune.start import effective_settings, read_data
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.checkpoints.first_weights import weights_digest
 from tokamake.train.numerics import with_precision
-from tokamake.train.objectives.classification.epochs import read_history
+from tokamake.train.objectives._epochs import read_history
 
 FAULTS_A_FILE = 14
 

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint
     from tokamake.config.finetune import FinetuneTask
-    from tokamake.train.objectives.classification.scoring import Forward
+    from tokamake.train.objectives._tasks import Forward, TaskObjective
 
 
 def evaluate_finetuned(
@@ -47,7 +47,7 @@ def evaluate_finetuned(
     from tokamake.runtime.process_group import joined
     from tokamake.runtime.rank_errors import leave, raise_on_all_ranks
     from tokamake.runtime.ranks import Ranks
-    from tokamake.train.objectives.classification.rows import read_rows
+    from tokamake.train.objectives._tasks import task_objective
 
     ranks = Ranks.find()
     with joined(ranks) as device:
@@ -55,13 +55,16 @@ def evaluate_finetuned(
             task_settings = _task(task, settings)
             opened = open_any(checkpoint)
             _check(opened, task_settings, batch_size=batch_size, sequence_length=sequence_length)
+            objective = task_objective(task_settings.objective)
             sets = {
-                name: read_rows(
+                name: objective.read_rows(
                     files, task_settings, tokenizer=tokenizer, sequence_length=sequence_length
                 )
                 for name, files in _sets(data).items()
             }
-            forward = _forward(opened, device, ranks=(ranks.rank, ranks.world_size))
+            forward = _forward(
+                opened, objective, device=device, ranks=(ranks.rank, ranks.world_size)
+            )
         scores = score_sets(forward, sets, task=task_settings, size=batch_size, folder=predictions)
         with raise_on_all_ranks():
             if ranks.rank == 0 and output:
@@ -125,7 +128,13 @@ def _shown(fields: dict[str, Any]) -> str:
     return ", ".join(f"{name} {value}" for name, value in fields.items())
 
 
-def _forward(opened: "Checkpoint", device: "torch.device", *, ranks: tuple[int, int]) -> "Forward":
+def _forward(
+    opened: "Checkpoint",
+    objective: "type[TaskObjective]",
+    *,
+    device: "torch.device",
+    ranks: tuple[int, int],
+) -> "Forward":
     """The forward pass of the whole model on this rank."""
     from collections.abc import Iterable, Iterator
 
@@ -136,7 +145,7 @@ def _forward(opened: "Checkpoint", device: "torch.device", *, ranks: tuple[int, 
     from tokamake.checkpoint.load_model import verify
     from tokamake.models.common.language_model import predictions
     from tokamake.train.batch import to_device
-    from tokamake.train.objectives.classification.rows import TaskRows
+    from tokamake.train.objectives._tasks import TaskBatch
 
     rank, world_size = ranks
     verify(opened, rank=rank, world_size=world_size)
@@ -144,13 +153,11 @@ def _forward(opened: "Checkpoint", device: "torch.device", *, ranks: tuple[int, 
     weights = {name: opened.source.read(f"model.{name}").contiguous() for name in names}
     model = model_tensors.to_model(opened.architecture, weights).float().to(device).eval()
 
-    def forward(micro_batches: Iterable[TaskRows]) -> Iterator[Tensor]:
+    def forward(micro_batches: Iterable[TaskBatch]) -> Iterator[Tensor]:
         for rows in micro_batches:
             further = {name: to_device(array, device) for name, array in rows.arrays().items()}
             with torch.no_grad():
                 output = model(to_device(rows.tokens, device), **further)
-            logits = predictions(output).sample_logits
-            assert logits is not None, "it has the head of a task"
-            yield logits
+            yield objective.sample_outputs(predictions(output))
 
     return forward

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tokamake import files
 from tokamake.finetune.finetune_run import FinetuneRun
-from tokamake.train.objectives.classification.epochs import EpochSampler
+from tokamake.train.objectives._epochs import EpochSampler
 from tokamake.train.trainer import Trainer
 
 

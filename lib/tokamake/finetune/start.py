@@ -15,17 +15,14 @@ from tokamake.preflight.finetune import (
 )
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.checkpoints.resume import ResumePoint, prepare_output
-from tokamake.train.objectives._base import objective_class
-from tokamake.train.objectives.classification.epochs import TaskData
+from tokamake.train.objectives._epochs import TaskData, read_task_data
 
 
 def read_data(run: FinetuneRun, *, say: Callable[[str], None] = print) -> TaskData:
     """Read and tokenize the rows of a run."""
-    objective = objective_class(run.finetune.task.objective)
-    data: TaskData = objective.read_data(
+    return read_task_data(
         run.finetune, run.tokenizer, sequence_length=run.train.sequence_length, say=say
     )
-    return data
 
 
 def effective_settings(run: FinetuneRun, data: TaskData, *, weights: str) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from tokamake.parallel.tensor import placements
 from tokamake.train.batch import MicroBatch, concatenated
 from tokamake.train.numerics import precision_of
 from tokamake.train.objectives._base import Labels, objective_class
+from tokamake.train.objectives._tasks import TaskObjective
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Dtypes of forward and backward passes."""
@@ -290,13 +291,12 @@ class PipelineStages:
         return torch.stack([self.loss(batch, SUM_OF_TOKENS) for batch in batches]).sum()
 
     @torch.no_grad()
-    def sample_logits(self, batch: MicroBatch) -> Tensor:
-        """Logits (B, classes) of the samples of a micro batch, fp32; not for pipelines."""
+    def sample_outputs(self, batch: MicroBatch) -> Tensor:
+        """Outputs (B, ...) of a micro batch that the scores of a task need; not for pipelines."""
         (module,) = self.modules.values()
         sharding.round_master_weights(self.chunks)
-        logits = _predict(module, batch).sample_logits
-        assert logits is not None, "the model has a head for samples"
-        return logits.float()
+        assert isinstance(self.objective, TaskObjective)
+        return self.objective.sample_outputs(_predict(module, batch))
 
     def _empty_states(self, tokens: Tensor) -> Tensor:
         """Buffer for the states of a micro batch that one stage sends to the next."""

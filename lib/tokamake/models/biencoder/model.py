@@ -124,8 +124,8 @@ class Model(LanguageModel):
             x: (B, L) int64 tokens of queries.
             document_ids: (B, L) numbers; a token sees only tokens with its own number. Padding has
                 a number of its own. None: there is no padding.
-            block_tokens: (B, L) int64 tokens of blocks.
-            block_document_ids: (B, L) numbers of the blocks' tokens, in the same way.
+            block_tokens: (B, L) int64 tokens of blocks; (B × n, L) if each query has n of them.
+            block_document_ids: numbers of the blocks' tokens, in the same way.
 
         Returns:
             Vectors of queries and of blocks; no logits.
@@ -133,7 +133,10 @@ class Model(LanguageModel):
         assert block_tokens is not None
         query_numbers = block_numbers = None
         if sample_numbers is not None:  # each text has masks of its own
-            query_numbers, block_numbers = 2 * sample_numbers, 2 * sample_numbers + 1
+            num_texts = 1 + len(block_tokens) // len(x)
+            places = torch.arange(num_texts, device=x.device)
+            numbers = num_texts * sample_numbers[:, None] + places
+            query_numbers, block_numbers = numbers[:, 0], numbers[:, 1:].flatten()
         towers = [*self.towers.values()]
         for tower in towers:
             tower.dropout_rates = self.dropout_rates

@@ -270,17 +270,17 @@ class EngineBase(ABC):
             {name: value / number for name, value, number in sums if number},
         )
 
-    def sample_logits(self, rows: Iterable[Any]) -> Iterator[Tensor]:
-        """Logits (B, classes) of the samples of each micro batch, without training.
+    def sample_outputs(self, rows: Iterable[Any]) -> Iterator[Tensor]:
+        """Outputs (B, ...) of each micro batch that the scores of a task need, without training.
 
         All ranks call it with the same number of micro batches.
         """
         self._set_mode("eval")
         for each in rows:
             (batch,) = self._batches([each])
-            logits = self.stages.sample_logits(batch)
+            outputs = self.stages.sample_outputs(batch)
             self.stages.free_gathered_weights()
-            yield logits
+            yield outputs
 
     # ---- Checkpoints ----
 

@@ -8,7 +8,6 @@ V vocabulary.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,6 @@ import torch
 from torch import Tensor
 
 from tokamake import plugins
-from tokamake.config.finetune import FinetuneSettings
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.models.common.language_model import Predictions
@@ -70,18 +68,6 @@ class ObjectiveBase(ABC):
 
     def __init__(self, run: Run, mesh: Mesh = SINGLE_RANK, *, device: torch.device = _CPU) -> None:
         self.run, self.mesh, self.device = run, mesh, device
-
-    @classmethod
-    def read_data(
-        cls,
-        finetune: FinetuneSettings,
-        tokenizer: Path,
-        *,
-        sequence_length: int,
-        say: Callable[[str], None] = print,
-    ) -> Any:
-        """Read the rows of a task, as data with `make_sampler`; its objective overrides this."""
-        raise NotImplementedError
 
     # ---- From samples to a micro batch ----
 

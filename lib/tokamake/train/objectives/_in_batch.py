@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -25,8 +23,6 @@ from tokamake.train.batch import MicroBatch
 from tokamake.train.objectives._base import Labels, Losses, ObjectiveBase
 
 _CPU = torch.device("cpu")
-_MULTIPLE = 8
-"""Lengths of texts in a micro batch are multiples of this."""
 
 
 class Compared(NamedTuple):
@@ -71,19 +67,6 @@ class InBatchObjective(ObjectiveBase):
     def num_samples(self, sample_labels: Tensor | None, *, num_rows: int) -> Tensor:  # noqa: ARG002
         """Samples of a micro batch, an fp32 scalar; rows that fill it up do not count."""
         return torch.full((), float(num_rows), device=self.device)
-
-    # ---- From samples to a micro batch ----
-
-    def cut_padding(
-        self, tokens_BL: npt.NDArray[np.int64], lengths_B: npt.NDArray[np.int64]
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Tokens up to the longest text, and numbers that are 1 for padding and 0 for other tokens."""
-        width = tokens_BL.shape[1]
-        if not self.run.train.compile:  # which needs equal shapes
-            multiple = _MULTIPLE * self.mesh.tensor.size
-            width = min(width, -(-int(lengths_B.max()) // multiple) * multiple)
-        is_padding = np.arange(width) >= lengths_B[:, None]
-        return np.ascontiguousarray(tokens_BL[:, :width]), is_padding.astype(np.int64)
 
     # ---- From a micro batch to losses ----
 

@@ -13,14 +13,9 @@ from tests.support.finetunes import TASK, planted_rows, write_rows, write_vocabu
 from tests.support.ranks import spawn
 from tokamake.config.finetune import FinetuneTask
 from tokamake.parallel.axis import Axis
+from tokamake.train.objectives._tasks import RowBatches, row_outputs
 from tokamake.train.objectives.classification.rows import LabeledRows, TaskRows, read_rows
-from tokamake.train.objectives.classification.scoring import (
-    METRICS,
-    RowBatches,
-    predictions,
-    row_logits,
-    scores,
-)
+from tokamake.train.objectives.classification.scoring import METRICS, predictions, scores
 
 NUM_ROWS = 11
 GENERATOR = np.random.default_rng(3)
@@ -94,7 +89,7 @@ def logits_on_rank(folder: Path) -> tuple[np.ndarray, int]:
 
     rows = labeled_rows(folder)
     axis = Axis(dist.get_rank(), dist.get_world_size())
-    return row_logits(forward, rows, batches=RowBatches(axis, size=2)), len(passes)
+    return row_outputs(forward, rows, batches=RowBatches(axis, size=2)), len(passes)
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

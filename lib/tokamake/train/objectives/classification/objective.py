@@ -1,30 +1,68 @@
 """Labels of whole samples, which a head of the model predicts: classes, options or numbers."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokamake.config.finetune import FinetuneSettings
+from tokamake.config.finetune import FinetuneTask
 from tokamake.models.common.language_model import Predictions
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.train.batch import HostBatch
-from tokamake.train.objectives._base import Labels, Losses, ObjectiveBase
-from tokamake.train.objectives.classification.epochs import TaskData, read_data
-from tokamake.train.objectives.classification.rows import NO_CLASS, TaskRows
+from tokamake.train.objectives._base import Labels, Losses
+from tokamake.train.objectives._tasks import TaskObjective
+from tokamake.train.objectives.classification.rows import (
+    NO_CLASS,
+    LabeledRows,
+    TaskRows,
+    read_rows,
+)
+from tokamake.train.objectives.classification.scoring import predictions, scores
 
 
-class Objective(ObjectiveBase):
+class Objective(TaskObjective):
     """Rows are `TaskRows`."""
 
     has_sample_labels = True
 
+    # ---- Rows of files, and their scores ----
+
     @classmethod
-    def read_data(cls, finetune: FinetuneSettings, tokenizer: Path, **options: Any) -> TaskData:
-        return read_data(finetune, tokenizer, **options)
+    def read_rows(
+        cls, files: Iterable[str], task: FinetuneTask, *, tokenizer: Path, sequence_length: int
+    ) -> LabeledRows:
+        return read_rows(files, task, tokenizer=tokenizer, sequence_length=sequence_length)
+
+    @staticmethod
+    def sample_outputs(predicted: Predictions) -> Tensor:
+        """(B, classes) logits."""
+        assert predicted.sample_logits is not None, "the model has a head for samples"
+        return predicted.sample_logits.float()
+
+    @staticmethod
+    def row_scores(
+        outputs: npt.NDArray[np.float32], rows: LabeledRows, *, task: FinetuneTask
+    ) -> dict[str, float]:
+        return scores(outputs, rows.labels, head=task.head, names=task.metrics)
+
+    @staticmethod
+    def row_predictions(
+        outputs: npt.NDArray[np.float32],
+        rows: LabeledRows,  # noqa: ARG004
+        *,
+        task: FinetuneTask,
+    ) -> list[dict[str, Any]]:
+        """The label of each row, or its number."""
+        predicted = predictions(outputs, task.head).tolist()
+        labels = predicted if task.head == "regression" else [task.labels[n] for n in predicted]
+        return [{"row": row, "prediction": label} for row, label in enumerate(labels)]
+
+    # ---- From rows to losses ----
 
     def collate(self, rows: TaskRows) -> HostBatch:
         """Hide padding; no token has a label."""

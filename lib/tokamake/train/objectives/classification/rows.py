@@ -23,14 +23,13 @@ from tokamake.data.tokenizers import Tokenizer, open_tokenizer
 from tokamake.errors import UserError
 from tokamake.runtime.cores import file_workers
 from tokamake.train.objectives._encoder_rows import encoder_arrays
+from tokamake.train.objectives._tasks import MULTIPLE
 from tokamake.train.objectives.classification.data import Example
 
 NO_CLASS = -100
 """Label of rows that only fill up a batch; in a regression, that is NaN."""
 _NUM_AT_ONCE = 8192
 """Examples that are tokenized together."""
-_MULTIPLE = 8
-"""Lengths of micro batches are multiples of this, so kernels see few different shapes."""
 _SPECIAL = ("[CLS]", "[SEP]", "[PAD]")
 
 
@@ -152,7 +151,8 @@ class LabeledRows:
         size: int,
         *,
         num_labels: int,
-        multiple: int = _MULTIPLE,
+        multiple: int = MULTIPLE,
+        epoch: tuple[int, int] | None = None,  # noqa: ARG002
     ) -> TaskRows:
         """Make a micro batch, padded to its longest sequence.
 

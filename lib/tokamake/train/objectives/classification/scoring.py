@@ -1,18 +1,13 @@
-"""Logits of a task's rows, and its metrics over all rows; greater is better.
+"""Metrics of a task over the logits of all its rows; greater is better.
 
 GLUE (arXiv 1804.07461) names the metrics of its tasks. N is the number of rows.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch.distributed as dist
-from torch import Tensor
-
-from tokamake.parallel.axis import SINGLE_RANK_AXIS, Axis
-from tokamake.train.objectives.classification.rows import LabeledRows, TaskRows
 
 Numbers = npt.NDArray[Any]
 """Classes in int64, or floating-point numbers."""
@@ -79,50 +74,3 @@ def scores(
     """Values of metrics by their names; the arguments are as above."""
     predicted_N = predictions(logits, head)
     return {name: METRICS[name](predicted_N, labels_N) for name in names}
-
-
-# ---- Logits: ranks share the rows, and each row counts once ----
-
-Forward = Callable[[Iterable[TaskRows]], Iterator[Tensor]]
-"""Micro batches → logits of each. All ranks have the same number of micro batches."""
-
-
-class RowBatches(NamedTuple):
-    """How rows are divided into micro batches."""
-
-    axis: Axis = SINGLE_RANK_AXIS
-    """Ranks that share the rows."""
-    size: int = 32
-    """Rows of a micro batch."""
-    multiple: int = 8
-    """Lengths of sequences are multiples of this."""
-
-
-def row_logits(
-    forward: Forward, rows: LabeledRows, *, batches: RowBatches
-) -> npt.NDArray[np.float32]:
-    """Return (N, classes or options) fp32 logits, on all ranks of the process group.
-
-    Ranks with fewer rows fill up their micro batches; the result leaves these rows out.
-    """
-    axis, size = batches.axis, batches.size
-    order = rows.by_length
-    own = order[axis.rank :: axis.size]
-    # Ranks that gather weights do so together.
-    num_batches = -(-len(order[:: axis.size]) // size)
-    chosen = [own[n * size : (n + 1) * size] for n in range(num_batches)]
-    micro_batches = (
-        rows.micro_batch(numbers, size, num_labels=len(rows), multiple=batches.multiple)
-        for numbers in chosen
-    )
-    parts = [
-        logits.reshape(size, -1)[: len(numbers)].float().cpu().numpy()
-        for numbers, logits in zip(chosen, forward(micro_batches), strict=True)
-    ]
-    gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, (own, np.concatenate(parts)))
-    width = gathered[0][1].shape[1]
-    result = np.full((len(rows), width), np.nan, np.float32)
-    for numbers, values in gathered:
-        result[numbers] = values
-    return result

@@ -24,6 +24,8 @@ from tokamake.train.objectives._in_batch import Compared, InBatchObjective
 from tokamake.train.objectives.ict.samples import ict_record
 
 _CPU = torch.device("cpu")
+_MULTIPLE = 8
+"""Lengths of texts in a micro batch are multiples of this."""
 
 
 class Objective(InBatchObjective):
@@ -42,8 +44,8 @@ class Objective(InBatchObjective):
     def collate(self, rows: Any) -> HostBatch:
         """Hide padding, as few as the longest query and the longest block need; no token has a
         label."""
-        queries, query_documents = self.cut_padding(rows["query"], rows["num_query"])
-        blocks, block_documents = self.cut_padding(rows["block"], rows["num_block"])
+        queries, query_documents = self._texts(rows["query"], rows["num_query"])
+        blocks, block_documents = self._texts(rows["block"], rows["num_block"])
         further = {
             "document_ids": query_documents,
             "block_tokens": blocks,
@@ -52,6 +54,17 @@ class Objective(InBatchObjective):
         no_labels = np.full((len(queries), 1), NO_LABEL)
         documents = np.ascontiguousarray(rows["document"])
         return HostBatch(queries, no_labels, further, sample_labels=documents)
+
+    def _texts(
+        self, tokens_BL: npt.NDArray[np.int64], lengths_B: npt.NDArray[np.int64]
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Tokens, and numbers that are 1 for padding and 0 for other tokens."""
+        width = tokens_BL.shape[1]
+        if not self.run.train.compile:  # which needs equal shapes
+            multiple = _MULTIPLE * self.mesh.tensor.size
+            width = min(width, -(-int(lengths_B.max()) // multiple) * multiple)
+        is_padding = np.arange(width) >= lengths_B[:, None]
+        return np.ascontiguousarray(tokens_BL[:, :width]), is_padding.astype(np.int64)
 
     def random_rows(self, generator: np.random.Generator) -> npt.NDArray[Any]:
         """Random tokens of full texts."""

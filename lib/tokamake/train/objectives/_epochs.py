@@ -1,4 +1,4 @@
-"""Epochs of labeled rows: their order, and the scores of the model after each.
+"""Epochs of the rows of a task: their order, and the scores of the model after each.
 
 The order follows from the seed and the number of the epoch alone, so a run continues anywhere.
 """
@@ -23,8 +23,13 @@ from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.hooks import FinishedStep, Hook
 from tokamake.train.metrics import Validation
-from tokamake.train.objectives.classification.rows import LabeledRows, read_rows
-from tokamake.train.objectives.classification.scoring import RowBatches, row_logits, scores
+from tokamake.train.objectives._tasks import (
+    MULTIPLE,
+    RowBatches,
+    TaskRows,
+    row_outputs,
+    task_objective,
+)
 from tokamake.train.sampler import Sampler, Watch
 
 FILE = "finetune.json"
@@ -111,15 +116,15 @@ class TaskData(NamedTuple):
     """A task, and its tokenized rows."""
 
     finetune: FinetuneSettings
-    train: LabeledRows
-    validation: LabeledRows
+    train: TaskRows
+    validation: TaskRows
 
     def make_sampler(self, run: Run, ranks: Ranks) -> "EpochSampler":
         """Sample the rows in epochs."""
         return EpochSampler(run, self, ranks=ranks)
 
 
-def read_data(
+def read_task_data(
     finetune: FinetuneSettings,
     tokenizer: Path,
     *,
@@ -127,10 +132,13 @@ def read_data(
     say: Callable[[str], None] = print,
 ) -> TaskData:
     """Read and tokenize the rows of a task; each must have a label."""
-    read = {}
+    read, task = {}, finetune.task
+    objective = task_objective(task.objective)
     for name in ("train", "validation"):
         paths = getattr(finetune, f"{name}_files")
-        rows = read_rows(paths, finetune.task, tokenizer=tokenizer, sequence_length=sequence_length)
+        rows: TaskRows = objective.read_rows(
+            paths, task, tokenizer=tokenizer, sequence_length=sequence_length
+        )
         if rows.num_labeled < len(rows):
             raise UserError(
                 f"finetune.{name}_files: {', '.join(paths)}: "
@@ -138,13 +146,13 @@ def read_data(
                 f"is {rows.first_unlabeled}; name files with labels"
             )
         cut = f", {rows.num_cut:,} sequences cut to {sequence_length} tokens"
-        say(f"{name}: {len(rows):,} rows of {finetune.task.name}{cut * bool(rows.num_cut)}")
+        say(f"{name}: {len(rows):,} rows of {task.name}{cut * bool(rows.num_cut)}")
         read[name] = rows
     return TaskData(finetune, **read)
 
 
 class EpochSampler(Sampler):
-    """Epochs of labeled rows; each is scored and saved. A sample is a row, of an epoch."""
+    """Epochs of rows; each is scored and saved. A sample is a row, of an epoch."""
 
     saves_validated = True
 
@@ -197,7 +205,13 @@ class EpochSampler(Sampler):
         starts = range(mesh.data.rank * size, -(-len(chosen) // block) * block, block)
         of_rank = [chosen[start : start + size] for start in starts]
         micro_batches = [
-            rows.micro_batch(numbers, size, num_labels=len(chosen), multiple=_multiple(mesh))
+            rows.micro_batch(
+                numbers,
+                size,
+                num_labels=len(chosen),
+                multiple=_multiple(mesh),
+                epoch=(self.run.seed, epoch),
+            )
             for numbers in of_rank
         ]
         numbers = np.stack([self._sample_numbers(numbers, epoch) for numbers in of_rank])
@@ -226,13 +240,15 @@ class EpochSampler(Sampler):
         batches = RowBatches(
             engine.mesh.data, self.run.train.micro_batch_size, _multiple(engine.mesh)
         )
-        logits = row_logits(lambda each: engine.sample_logits(watch(each)), rows, batches=batches)
-        if not np.isfinite(logits).all():
+        outputs = row_outputs(
+            lambda each: engine.sample_outputs(watch(each)), rows, batches=batches
+        )
+        if not np.isfinite(outputs).all():
             raise UserError(
-                f"step {state.step}: a logit is not finite: training has diverged; lower "
-                "train.optimizer.learning_rate"
+                f"step {state.step}: an output of the model is not finite: training has diverged; "
+                "lower train.optimizer.learning_rate"
             )
-        values = scores(logits, rows.labels, head=task.head, names=task.metrics)
+        values = task_objective(task.objective).row_scores(outputs, rows, task=task)
         return {"validation": Validation(None, values)}
 
     def validation_losses(self) -> Iterable[tuple[int, float]]:
@@ -248,4 +264,4 @@ class EpochSampler(Sampler):
 
 def _multiple(mesh: Mesh) -> int:
     """Lengths of sequences are multiples of this: tensor-parallel ranks may divide them."""
-    return math.lcm(8, mesh.tensor.size)
+    return math.lcm(MULTIPLE, mesh.tensor.size)
