@@ -173,6 +173,8 @@ TESTED_THROUGH = {
     "inference/test_sampling.py": ["inference/sampling_settings"],
     "evaluate/tasks/test_lm_eval.py": ["evaluate/harness_model"],
     "evaluate/tasks/test_text.py": ["evaluate/evaluate_task", "evaluate/scorer"],
+    "train/objectives/ict/test_objective.py": ["train/objectives/_in_batch"],
+    "train/objectives/classification/test_scoring.py": ["train/objectives/_tasks"],
     "train/objectives/ict/test_samples.py": [
         *(
             "train/objectives/ict/blocks",

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.support.finetunes import prepare, run_here, small_bert
+from tests.support.question_files import small_biencoder
 from tests.support.random_tensors import random_tensors
 from tests.support.runs import write_start
 from tokamake.checkpoint import model_tensors
@@ -78,3 +79,22 @@ def test_families_without_heads_are_refused(tmp_path: Path) -> None:
     write_start(tmp_path / "llama", ARCHITECTURE, random_tensors(ARCHITECTURE, 5))
     with pytest.raises(UserError, match=r"rte: family llama has no head for tasks, only bert"):
         with_task_head(open_any(tmp_path / "llama"), TASK, seed=1)
+
+
+def test_towers_start_from_an_encoder(tmp_path: Path) -> None:
+    weights = random_tensors(small_bert(), 5)
+    write_start(tmp_path / "bert", small_bert(), weights)
+    task = FinetuneTask(name="retrieval")
+    start = with_task_head(open_any(tmp_path / "bert"), task, seed=1, wanted=small_biencoder())
+    kinds = ("weight", "bias")
+    assert start.new == tuple(
+        f"model.{tower}_model.projection.{kind}" for tower in ("query", "context") for kind in kinds
+    )
+    assert "model.pooler.weight" in start.dropped
+    source = start.checkpoint.source
+    for name in model_tensors.shapes(small_biencoder()):
+        _, _, rest = name.split(".", 2)
+        other = source.read(f"model.model.context_model.{rest}")
+        assert torch.equal(source.read(f"model.{name}"), other)
+        if name not in start.new:
+            assert torch.equal(other, weights[f"model.{rest}"])

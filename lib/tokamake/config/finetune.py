@@ -8,6 +8,7 @@ from tokamake import plugins
 from tokamake.config.fields import Settings, plug_in
 from tokamake.config.objective import TASK_DEFAULT
 from tokamake.config.plugin_settings import PlugInSettings
+from tokamake.config.resolved_run import Run
 from tokamake.config.training import TrainSettings
 
 FOLDER = "finetune/tasks"
@@ -46,7 +47,7 @@ class FinetuneTask(PlugInSettings):
 
     @property
     def head(self) -> str:
-        """classes, regression or choice."""
+        """classes, regression or choice; none: the model gets no head."""
         return str(plugins.constant(FOLDER, self.name, "HEAD"))
 
     @property
@@ -62,6 +63,9 @@ class FinetuneTask(PlugInSettings):
 
     @property
     def architecture_fields(self) -> dict[str, Any]:
+        """Fields of a model with the head of the task."""
+        if self.head == "none":
+            return {}
         num_classes = len(self.labels) if self.head == "classes" else 1
         is_choice = self.head == "choice"
         return {"task_head": "choice" if is_choice else "classes", "num_classes": num_classes}
@@ -98,6 +102,13 @@ class FinetuneSettings(Settings):
     predictions are written. Empty: the validation files alone."""
     epochs: Annotated[int, Field(ge=1)] = 3
     """How often each row is trained on."""
+
+
+class TaskRun(Run):
+    """A resolved run that learns a task."""
+
+    task: FinetuneTask
+    """The task."""
 
 
 def check_train_settings(train: TrainSettings) -> None:

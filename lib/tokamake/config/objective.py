@@ -86,6 +86,10 @@ class ObjectiveData:
         """Share of the tokens that need logits."""
         return 1.0
 
+    def finetuned_architecture(self, pretrained: Any, task: Any) -> Any:
+        """Shape of a model that learns a task, by a pretrained one; refuse one that cannot."""
+        raise NotImplementedError
+
     # ---- Datasets that the workflow makes ----
 
     def check_tokenize(self, tokenize: Any) -> None:

@@ -101,7 +101,10 @@ def _check(
 ) -> None:
     """Check that a model has the head of a task, and sees as many tokens as rows have."""
     from tokamake.errors import UserError
+    from tokamake.preflight.finetune import finetuned_architecture
 
+    if task.head == "none":
+        finetuned_architecture(opened.architecture, task)  # it can learn the task
     extra = opened.architecture.model_extra or {}
     actual = {name: extra.get(name) for name in task.architecture_fields}
     if actual != task.architecture_fields:

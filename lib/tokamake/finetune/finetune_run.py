@@ -7,9 +7,9 @@ import yaml
 from tokamake import files
 from tokamake.config.architecture import Architecture
 from tokamake.config.fields import Settings
-from tokamake.config.finetune import TRAIN_SETTINGS, FinetuneSettings
+from tokamake.config.finetune import TRAIN_SETTINGS, FinetuneSettings, TaskRun
 from tokamake.config.objective import TaskObjectiveName
-from tokamake.config.resolved_run import ResolvedTrainSettings, Run
+from tokamake.config.resolved_run import ResolvedTrainSettings
 from tokamake.config.training import LENGTHS, TrainSettings
 from tokamake.config_files import read_yaml, validate
 from tokamake.errors import UserError
@@ -49,7 +49,7 @@ class FinetuneRun(Settings):
     finetune: FinetuneSettings
     """Task, files and epochs."""
 
-    def resolved(self, num_rows: int) -> Run:
+    def resolved(self, num_rows: int) -> TaskRun:
         """The run of the trainer's engine, its length given by epochs of `num_rows` rows."""
         # The last step of an epoch may have fewer rows.
         steps_per_epoch = -(-num_rows // self.train.global_batch_size)
@@ -62,7 +62,7 @@ class FinetuneRun(Settings):
             "keep_best": 1,
             "on_bad_step": {"spike": "ignore"},
         }
-        return Run(
+        return TaskRun(
             run=self.run,
             seed=self.seed,
             checkpoint=self.checkpoint,
@@ -71,6 +71,7 @@ class FinetuneRun(Settings):
             tokenizer=self.tokenizer,
             output=self.output,
             architecture=self.architecture,
+            task=self.finetune.task,
             train=validate(_TaskTrainSettings, values, f"{self.run}: train"),
         )
 

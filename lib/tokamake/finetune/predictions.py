@@ -14,7 +14,7 @@ from tokamake.parallel.axis import Axis
 from tokamake.train.objectives._tasks import (
     Forward,
     RowBatches,
-    TaskRows,
+    RowsOfFiles,
     row_outputs,
     task_objective,
 )
@@ -22,7 +22,7 @@ from tokamake.train.objectives._tasks import (
 
 def score_sets(
     forward: Forward,
-    sets: dict[str, TaskRows],
+    sets: dict[str, RowsOfFiles],
     *,
     task: FinetuneTask,
     size: int,
@@ -58,7 +58,7 @@ def score_sets(
     return results
 
 
-def _is_labeled(name: str, rows: TaskRows) -> bool:
+def _is_labeled(name: str, rows: RowsOfFiles) -> bool:
     if 0 < rows.num_labeled < len(rows):
         raise UserError(
             f"{name}: {len(rows) - rows.num_labeled:,} of {len(rows):,} rows have no label, the "

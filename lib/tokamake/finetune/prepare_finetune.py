@@ -6,6 +6,7 @@ from pathlib import Path
 def prepare_finetune(
     *,
     checkpoint: Path,
+    architecture: Path | None = None,
     settings: str,
     train: str = "{}",
     run: str,
@@ -22,6 +23,8 @@ def prepare_finetune(
 
     Args:
         checkpoint: Pretrained checkpoint of any format: its folder, or one whose `latest` names it.
+        architecture: Architecture of the model before it has the head, a YAML file: a BERT starts
+            the towers of a biencoder. By default, the one of the checkpoint.
         settings: The section `finetune` of the config as JSON: task, files, epochs.
         train: Settings of the section `train` as JSON; settings about pretraining have no effect.
         run: Name of the run.
@@ -40,15 +43,18 @@ def prepare_finetune(
     from tokamake.finetune.finetune_run import FinetuneRun, write_finetune_run
     from tokamake.finetune.task_head import table, with_task_head
     from tokamake.preflight.finetune import check_files, check_model, check_settings
+    from tokamake.preflight.initial_checkpoint import initial_architecture
     from tokamake.runtime.cores import file_workers
 
     finetune = parse_json(FinetuneSettings, settings, where="finetune")
     train_settings = parse_json(TrainSettings, train, where="train")
     check_settings(train_settings)
     check_files(finetune)
-    model = with_task_head(open_any(checkpoint), finetune.task, seed=seed)
-    architecture = model.checkpoint.architecture
-    check_model(train_settings, architecture, tokenizer=tokenizer, source=str(checkpoint))
+    opened = open_any(checkpoint)
+    wanted = initial_architecture(opened.architecture, architecture, source=checkpoint)
+    model = with_task_head(opened, finetune.task, seed=seed, wanted=wanted)
+    shape = model.checkpoint.architecture
+    check_model(train_settings, shape, tokenizer=tokenizer, source=str(checkpoint))
     print(table(model), flush=True)
     writer.write(start, model.checkpoint, "native", Target(), workers=file_workers())
     write_finetune_run(
@@ -62,7 +68,7 @@ def prepare_finetune(
             dropped_tensors=model.dropped,
             tokenizer=tokenizer,
             output=output_folder,
-            architecture=architecture,
+            architecture=shape,
             train=train_settings,
             finetune=finetune,
         ),

@@ -11,11 +11,13 @@ from tokamake.config.architecture import Architecture
 from tokamake.config.data_set import RUN
 from tokamake.config.fields import dotted
 from tokamake.config.finetune import (
+    FOLDER,
     TRAIN_SETTINGS,
     FinetuneSettings,
     FinetuneTask,
     check_train_settings,
 )
+from tokamake.config.objective import objective_data
 from tokamake.config.runs import NamedRun
 from tokamake.config.train_fields import OnChange
 from tokamake.config.training import TrainSettings
@@ -23,7 +25,7 @@ from tokamake.data.corpus.raw_files import expand
 from tokamake.errors import UserError, naming
 from tokamake.preflight.changes import compare_settings
 from tokamake.preflight.initial_models import InitialModel, initial_model, parents_first
-from tokamake.preflight.model import FAMILIES, check_layout_and_length
+from tokamake.preflight.model import check_layout_and_length
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.preflight.run_record import WITHOUT_EFFECT
 from tokamake.preflight.tokenizer import check_embeddings
@@ -33,19 +35,10 @@ SETTINGS_RECORD = "settings.json"
 
 
 def finetuned_architecture(pretrained: Architecture, task: FinetuneTask) -> Architecture:
-    """Shape of a model with the head of a task."""
-    if "task_head" not in (pretrained.model_extra or {}):
-        families = [
-            name
-            for name in plugins.names(FAMILIES)
-            if "task_head" in plugins.constant(FAMILIES, name, "SETTINGS")
-        ]
-        raise UserError(
-            f"finetune.task: {task.name}: family {pretrained.family} has no head for tasks, only "
-            f"{', '.join(families)}; start from such a model"
-        )
-    values = {**pretrained.model_dump(), "sentence_order_head": False}
-    return Architecture.model_validate({**values, **task.architecture_fields})
+    """Shape of a model that learns a task."""
+    data = objective_data(task.objective)
+    architecture: Architecture = data.finetuned_architecture(pretrained, task)
+    return architecture
 
 
 def check_settings(train: TrainSettings) -> None:
@@ -63,6 +56,13 @@ def check_files(finetune: FinetuneSettings) -> list[Path]:
         with naming(f"finetune.{setting}"):
             paths += expand([*named])
     return paths
+
+
+def check_rows(task: FinetuneTask, paths: list[Path]) -> None:
+    """Refuse broken rows of a task that can check them in a short time."""
+    check = getattr(plugins.load(FOLDER, task.name), "check", None)
+    if check is not None:
+        check(paths)
 
 
 def files_of(finetune: FinetuneSettings) -> Iterable[tuple[str, tuple[str, ...]]]:
@@ -102,6 +102,7 @@ def check_finetuned(
             continue
         with naming(where):
             found[where] = check_files(run.finetune)
+            check_rows(run.finetune.task, found[where])
             initial = known[run.model.parent] if run.model.parent else initial_model(run)
             architecture = finetuned_architecture(initial.architecture, run.finetune.task)
             check_model(

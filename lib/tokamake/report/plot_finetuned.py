@@ -30,7 +30,10 @@ def plot_finetuned(*, scores: Path, evaluation: Path, output: Path) -> None:
 
 
 def figure(results: dict[str, Any]) -> "Figure":
-    """Draw each metric by epoch, with a mark at the best one, and the training loss below."""
+    """Draw each metric by epoch, with a mark at the best one, and the training loss below.
+
+    Metrics that are no shares, such as an average rank, are in the tables alone.
+    """
     from matplotlib.ticker import MaxNLocator
 
     from tokamake.report import style
@@ -43,6 +46,8 @@ def figure(results: dict[str, Any]) -> "Figure":
     for number, metric in enumerate(results["metrics"]):
         color = (style.BLUE, *style.VALIDATION_COLORS)[number]
         values = [record["scores"][metric] for record in results["epochs"]]
+        if max(map(abs, values)) > 1:
+            continue
         axes.plot(epochs, values, "-o", color=color, linewidth=1.6, markersize=4)
         labels.append(style.Label(values[-1], f"{metric} {values[-1]:.4f}", color))
     losses = [record["train_loss"] for record in results["epochs"]]

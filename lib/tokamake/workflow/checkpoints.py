@@ -94,12 +94,15 @@ class CheckpointRules:
     def start_options(self, wildcards: Any) -> list[str]:
         """The native checkpoint that a run starts from, as an option of `resolve`.
 
-        The architecture is here, too, if its name has settings: Snakemake compares these params.
+        The architecture is here, too, if its name has settings: Snakemake compares these params. A
+        task without a head may start the towers of a biencoder from a BERT.
         """
         folder, stated = self._native_folder(wildcards.run), self._stated(wildcards)
         options = [f"--checkpoint={folder}"] if folder else []
         has_settings = stated and architecture_file(stated) != stated
-        return [*options, f"--architecture={stated}"] if has_settings else options
+        finetune = self._config.all_runs[wildcards.run].finetune
+        has_own_shape = stated and finetune and finetune.task.head == "none"
+        return [*options, f"--architecture={stated}"] if has_settings or has_own_shape else options
 
     def _stated(self, wildcards: Any) -> Path | None:
         return self._config.all_runs[wildcards.run].model.stated

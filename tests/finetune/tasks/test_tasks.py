@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tokamake import plugins
@@ -9,6 +10,7 @@ from tokamake.config.finetune import FOLDER, FinetuneTask
 from tokamake.config_files import validate
 from tokamake.errors import UserError
 from tokamake.train.objectives.classification.scoring import METRICS
+from tokamake.train.objectives.retrieval.scoring import scores_of_places
 
 MNLI = "index promptID pairID genre sentence1_binary_parse sentence2_binary_parse sentence1_parse"
 MNLI += " sentence2_parse sentence1 sentence2 label1 gold_label"
@@ -58,9 +60,10 @@ def test_tasks_of_glue_read_its_files(
 def test_every_task_states_head_labels_and_metrics(name: str) -> None:
     labels = {"labels": ["a", "b"]} if name == "labeled_text" else {}
     task = FinetuneTask(name=name, **labels)
-    assert task.head in ("classes", "regression", "choice")
-    assert {*task.metrics} <= METRICS.keys()
-    assert bool(task.labels) == (task.head != "regression")
+    assert task.head in ("classes", "regression", "choice", "none")
+    places = scores_of_places(np.array([1, 2]))
+    assert {*task.metrics} <= METRICS.keys() or task.metrics == (*places,)
+    assert bool(task.labels) == (task.head not in ("regression", "none"))
     assert callable(plugins.load(FOLDER, name).read)
 
 

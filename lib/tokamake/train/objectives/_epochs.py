@@ -26,7 +26,7 @@ from tokamake.train.metrics import Validation
 from tokamake.train.objectives._tasks import (
     MULTIPLE,
     RowBatches,
-    TaskRows,
+    RowsOfFiles,
     row_outputs,
     task_objective,
 )
@@ -116,8 +116,8 @@ class TaskData(NamedTuple):
     """A task, and its tokenized rows."""
 
     finetune: FinetuneSettings
-    train: TaskRows
-    validation: TaskRows
+    train: RowsOfFiles
+    validation: RowsOfFiles
 
     def make_sampler(self, run: Run, ranks: Ranks) -> "EpochSampler":
         """Sample the rows in epochs."""
@@ -136,7 +136,7 @@ def read_task_data(
     objective = task_objective(task.objective)
     for name in ("train", "validation"):
         paths = getattr(finetune, f"{name}_files")
-        rows: TaskRows = objective.read_rows(
+        rows: RowsOfFiles = objective.read_rows(
             paths, task, tokenizer=tokenizer, sequence_length=sequence_length
         )
         if rows.num_labeled < len(rows):

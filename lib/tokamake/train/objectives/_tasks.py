@@ -34,7 +34,7 @@ class TaskBatch(Protocol):
         """Keyword arguments of `Model.forward`."""
 
 
-class TaskRows(Protocol):
+class RowsOfFiles(Protocol):
     """All rows of some files, in the order of the files; tokenized."""
 
     num_options: int
@@ -85,7 +85,7 @@ class TaskObjective(ObjectiveBase):
     def read_rows(
         cls, files: Iterable[str], task: FinetuneTask, *, tokenizer: Path, sequence_length: int
     ) -> Any:
-        """Read and tokenize files, folders or patterns of a task, as `TaskRows`."""
+        """Read and tokenize files, folders or patterns of a task, as `RowsOfFiles`."""
 
     @staticmethod
     @abstractmethod
@@ -131,7 +131,7 @@ class RowBatches(NamedTuple):
 
 
 def row_outputs(
-    forward: Forward, rows: TaskRows, *, batches: RowBatches
+    forward: Forward, rows: RowsOfFiles, *, batches: RowBatches
 ) -> npt.NDArray[np.float32]:
     """Return (N, ...) fp32 outputs, such as logits, on all ranks of the process group.
 

@@ -1,8 +1,13 @@
 """Settings of the objective of tasks: `finetune` reads their rows from files, not from an index."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from tokamake import plugins
+from tokamake.config.architecture import Architecture
 from tokamake.config.objective import ObjectiveData
+from tokamake.errors import UserError
+
+_FAMILIES = "models/*/model"
 
 
 class Data(ObjectiveData):
@@ -11,6 +16,21 @@ class Data(ObjectiveData):
     stacks = ""
     has_padding = True
     has_epochs = True
+
+    def finetuned_architecture(self, pretrained: Architecture, task: Any) -> Architecture:
+        """The model with the head of the task."""
+        if "task_head" not in (pretrained.model_extra or {}):
+            families = [
+                name
+                for name in plugins.names(_FAMILIES)
+                if "task_head" in plugins.constant(_FAMILIES, name, "SETTINGS")
+            ]
+            raise UserError(
+                f"finetune.task: {task.name}: family {pretrained.family} has no head for tasks, "
+                f"only {', '.join(families)}; start from such a model"
+            )
+        values = {**pretrained.model_dump(), "sentence_order_head": False}
+        return Architecture.model_validate({**values, **task.architecture_fields})
 
 
 class Example(NamedTuple):

@@ -1,0 +1,1 @@
+"""The objective of question files: find the passage that answers a question."""
