@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.support import faults
+from tests.support import faults, neighbors
 from tests.support.fork_server import shared_folder
 from tests.support.megatron_datasets import MERGE_INPUTS, write_megatron_dataset
 from tests.support.programs import worker_python
@@ -123,6 +123,20 @@ def sentences(sampled: Path, tmp_path_factory: pytest.TempPathFactory) -> Senten
     """Real text as datasets of sentences, with its tokenizer; do not write here."""
     make = partial(make_sentences, raw=sampled / "raw")
     return at(made_once(tmp_path_factory, "sentences", make))
+
+
+@pytest.fixture(scope="session")
+def retro_data(
+    sampled: Path, sentences: SentenceData, tmp_path_factory: pytest.TempPathFactory
+) -> neighbors.RetroData:
+    """Datasets of documents with vectors of their chunks; do not write here."""
+    make = partial(
+        neighbors.make_datasets,
+        raw=sampled / "raw",
+        tokenizer=sampled / "tokenizer",
+        wordpiece=sentences.tokenizer,
+    )
+    return neighbors.at(made_once(tmp_path_factory, "retro", make), sampled / "tokenizer")
 
 
 @pytest.fixture(scope="module")

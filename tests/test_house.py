@@ -349,6 +349,6 @@ def plug_in_kind(path: Path) -> str | None:
     kinds = (
         *("models/*/model.py", "train/backends/*.py", "train/trackers/*.py"),
         *("train/objectives/*/data.py", "train/objectives/*/objective.py", "data/filters/*.py"),
-        "detoxify/scorers/*.py",
+        *("detoxify/scorers/*.py", "train/objectives/*/settings.py"),
     )
     return next((kind for kind in kinds if path.match(f"tokamake/{kind}")), None)

@@ -182,6 +182,11 @@ TESTED_THROUGH = {
             "train/objectives/ict/titles",
         ),
     ],
+    "train/objectives/retro/test_samples.py": ["train/objectives/retro/chunks"],
+    "retrieval/test_find_neighbors.py": [
+        *("retrieval/chunk_tables", "retrieval/chunk_vectors", "retrieval/embed_chunks"),
+        *("retrieval/embed_samples", "retrieval/index_chunks", "retrieval/neighbors"),
+    ],
     "retrieval/test_embed_blocks.py": ["retrieval/dataset_blocks", "retrieval/text_vectors"],
 }
 """Modules without a test file of their name, by the test that runs them."""

@@ -188,6 +188,28 @@ TOOLS = {
             "merged/wiki-0000_text --checkpoint results/ict/training"
             " --output blocks/wiki-0000.json",
         ),
+        "chunk-documents": Command(
+            "retrieval", "merged/web-0000_text_document --tokenizer gpt2 --output chunks/web.json"
+        ),
+        "embed-chunks": Command(
+            "retrieval",
+            "merged/web-0000_text_document --chunks chunks/web-0000_text_document.json"
+            " --checkpoint bert --tokenizer gpt2"
+            " --output vectors/web-0000_text_document/0.json",
+        ),
+        "embed-samples": Command(
+            "retrieval",
+            "index --data-root . --split train --dataset web-0000_text_document"
+            " --checkpoint bert --tokenizer gpt2 --output asked/train/web-0000/0.json",
+        ),
+        "index-chunks": Command(
+            "retrieval", "index --chunks chunks --embeddings vectors --factory IVF4096,Flat"
+        ),
+        "find-neighbors": Command(
+            "retrieval",
+            "index --data-root . --split train --dataset web-0000_text_document"
+            " --queries asked/train/web-0000 --nprobe 64",
+        ),
         "index-blocks": Command(
             "retrieval", "embeddings/wiki --factory IVF1024,Flat --output wiki.json"
         ),

@@ -68,7 +68,7 @@ def make(**train: Any) -> TrainSettings:
             {"objective": "ict", "masking": {"probability": 0.2}},
             "masking.probability: 0.2: no effect on objective ict; remove it",
         ),
-        ({"objective": "mlm"}, "unknown name; choose one of causal, ict, masked, span_corr"),
+        ({"objective": "mlm"}, "unknown name; choose one of causal, ict, masked, retro, span_corr"),
     ],
 )
 def test_settings_that_do_not_fit_an_objective_are_refused(

@@ -57,7 +57,7 @@ def test_blocks_of_additions_do_not_change_the_index(
     tmp_path: Path, embeddings: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     index_blocks(embeddings, output=tmp_path / "a.json", factory="IVF16,Flat")
-    monkeypatch.setattr("tokamake.retrieval.index_blocks._BLOCK_VALUES", 300 * DIMENSION)
+    monkeypatch.setattr("tokamake.retrieval.faiss_index._BLOCK_VALUES", 300 * DIMENSION)
     index_blocks(embeddings, output=tmp_path / "b.json", factory="IVF16,Flat")
     assert files.sha256(tmp_path / "a.faiss") == files.sha256(tmp_path / "b.faiss")
 

@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from tokamake.errors import UserError
-from tokamake.retrieval.embeddings import Vectors
+from tokamake.retrieval.embeddings import Ids, Vectors
 
 EXAMPLES = "Flat, IVF1024,Flat, HNSW32, IVF1024,PQ16 or OPQ16_64,IVF1024_HNSW32,PQ16"
 WANTED_PER_CENTROID = 39
@@ -19,6 +22,8 @@ MOST_PER_CENTROID = 256
 """Vectors for each centroid above which FAISS takes a sample of them (faiss/Clustering.h)."""
 TRAINED_WITHOUT_CENTROIDS = 2**16
 """Vectors from which PCA or a scalar quantizer learn."""
+_BLOCK_VALUES = 2**24
+"""Values of the fp32 vectors that are added at once: 64 MiB."""
 
 
 def load_faiss() -> ModuleType:
@@ -82,6 +87,60 @@ def adding_threads(factory: str, workers: int) -> int:
 
 def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
+
+
+class Stored(Protocol):
+    """Vectors to index, in an order."""
+
+    @property
+    def ids(self) -> Ids: ...
+
+    @property
+    def num_vectors(self) -> int: ...
+
+    @property
+    def dimension(self) -> int: ...
+
+    def take(self, positions: npt.NDArray[np.int64], /) -> Vectors:
+        """Vectors at sorted positions."""
+
+    def blocks(self, rows: int, /) -> Iterator[Vectors]:
+        """All vectors in order, `rows` at a time."""
+
+
+def sample_size(factory: str, train_vectors: int, *, num_vectors: int) -> int:
+    """Number of vectors to train on; a UserError if they are fewer than the centroids."""
+    centroids = num_centroids(factory)
+    default = MOST_PER_CENTROID * centroids or TRAINED_WITHOUT_CENTROIDS
+    size = min(train_vectors or default, num_vectors)
+    if size < centroids:
+        remedy = "raise --train-vectors" if centroids <= num_vectors else "choose fewer"
+        raise UserError(
+            f"--factory: {factory} has {centroids:,} centroids, which need as many vectors; "
+            f"{size:,} of {num_vectors:,} are there to train on; {remedy}"
+        )
+    if size < WANTED_PER_CENTROID * centroids:
+        wanted = WANTED_PER_CENTROID * centroids
+        print(f"{factory}: trains on {size:,} vectors; FAISS recommends {wanted:,} or more")
+    return size
+
+
+def fill(index: Any, store: Stored, *, facts: dict[str, Any], workers: int) -> None:
+    """Train an empty index on a sample of the vectors, then add all of them, block by block.
+
+    Args:
+        facts: of the manifest: factory, seed, train_vectors.
+        workers: threads that add vectors; 0: all cores.
+    """
+    size, total = facts["train_vectors"], store.num_vectors
+    if not index.is_trained:
+        draw = np.random.default_rng(facts["seed"])
+        train(index, store.take(np.sort(draw.choice(total, size, replace=False, shuffle=False))))
+    with num_threads(adding_threads(facts["factory"], workers)):
+        start = 0
+        for vectors in store.blocks(max(1, _BLOCK_VALUES // store.dimension)):
+            index.add_with_ids(vectors, store.ids[start : start + len(vectors)])
+            start += len(vectors)
 
 
 @contextmanager

@@ -3,11 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-from tokamake.errors import UserError
-
-_BLOCK_VALUES = 2**24
-"""Values of the fp32 vectors that are added at once: 64 MiB."""
-
 
 def index_blocks(
     embeddings: Path,
@@ -49,7 +44,7 @@ def index_blocks(
     check_outside(output, embeddings)
     check_not_negative({"--train-vectors": train_vectors, "--seed": seed, "--workers": workers})
     store = open_embeddings(embeddings)
-    size = _sample_size(factory, train_vectors, num_vectors=store.num_vectors)
+    size = faiss_index.sample_size(factory, train_vectors, num_vectors=store.num_vectors)
     index = faiss_index.empty_index(factory, dimension=store.dimension, seed=seed)
     facts: dict[str, Any] = {
         "factory": factory,
@@ -64,50 +59,7 @@ def index_blocks(
     if is_complete(output, INDEX_KIND, request=facts["request"]):
         print(f"{output}: already complete")
         return
-    _fill(index, store, facts=facts, workers=workers)
+    faiss_index.fill(index, store, facts=facts, workers=workers)
     with new_product(output, kind=INDEX_KIND, suffixes=(INDEX_SUFFIX,), facts=facts) as product:
         faiss_index.write_index(index, product.paths[INDEX_SUFFIX], name=output)
     print(f"{output}: {factory}, {store.num_vectors:,} vectors of dimension {store.dimension}")
-
-
-def _sample_size(factory: str, train_vectors: int, *, num_vectors: int) -> int:
-    """Number of vectors to train on; a UserError if they are fewer than the centroids."""
-    from tokamake.retrieval.faiss_index import (
-        MOST_PER_CENTROID,
-        TRAINED_WITHOUT_CENTROIDS,
-        WANTED_PER_CENTROID,
-        num_centroids,
-    )
-
-    centroids = num_centroids(factory)
-    default = MOST_PER_CENTROID * centroids or TRAINED_WITHOUT_CENTROIDS
-    size = min(train_vectors or default, num_vectors)
-    if size < centroids:
-        remedy = "raise --train-vectors" if centroids <= num_vectors else "choose fewer"
-        raise UserError(
-            f"--factory: {factory} has {centroids:,} centroids, which need as many vectors; "
-            f"{size:,} of {num_vectors:,} are there to train on; {remedy}"
-        )
-    if size < WANTED_PER_CENTROID * centroids:
-        wanted = WANTED_PER_CENTROID * centroids
-        print(f"{factory}: trains on {size:,} vectors; FAISS recommends {wanted:,} or more")
-    return size
-
-
-def _fill(index: Any, store: Any, *, facts: dict[str, Any], workers: int) -> None:
-    """Train an empty index on a sample of the vectors, then add all of them, block by block."""
-    import numpy as np
-
-    from tokamake.retrieval import faiss_index
-
-    size, total = facts["train_vectors"], store.num_vectors
-    if not index.is_trained:
-        draw = np.random.default_rng(facts["seed"])
-        faiss_index.train(
-            index, store.take(np.sort(draw.choice(total, size, replace=False, shuffle=False)))
-        )
-    with faiss_index.num_threads(faiss_index.adding_threads(facts["factory"], workers)):
-        start = 0
-        for vectors in store.blocks(max(1, _BLOCK_VALUES // store.dimension)):
-            index.add_with_ids(vectors, store.ids[start : start + len(vectors)])
-            start += len(vectors)

@@ -1,5 +1,6 @@
 """Vectors to search: embeddings, compared one by one, or an index of FAISS."""
 
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -72,11 +73,7 @@ class SearchedIndex:
 
     def find(self, queries: Vectors, *, k: int) -> Result:
         """Search the index, some queries at a time."""
-        index = faiss_index.read_index(data_path(self.path, INDEX_SUFFIX), remedy=REMEDY)
-        for name, value in self._parameters.items():
-            factory = self.facts["index"]["factory"]
-            option = _OPTIONS[name]
-            faiss_index.set_parameter(index, name, value=value, factory=factory, option=option)
+        index = self._index
         ids = np.empty((len(queries), k), np.int64)
         scores = np.empty((len(queries), k), np.float32)
         with faiss_index.num_threads(self._workers):
@@ -85,6 +82,15 @@ class SearchedIndex:
                 scores[part], ids[part] = index.search(queries[part], k)
         scores[ids < 0] = -np.inf
         return ids, scores
+
+    @cached_property
+    def _index(self) -> Any:
+        index = faiss_index.read_index(data_path(self.path, INDEX_SUFFIX), remedy=REMEDY)
+        for name, value in self._parameters.items():
+            factory = self.facts["index"]["factory"]
+            option = _OPTIONS[name]
+            faiss_index.set_parameter(index, name, value=value, factory=factory, option=option)
+        return index
 
 
 def open_searched(

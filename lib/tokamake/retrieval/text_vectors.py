@@ -1,4 +1,4 @@
-"""Vectors of texts by a tower of a biencoder. Each rank has the whole tower; ranks share texts.
+"""Vectors of texts by a tower of a biencoder or by a BERT. Ranks have the whole model, share texts.
 
 Texts of similar length share a batch. Batches do not depend on the number of ranks. So vectors do
 not either, if ranks have the same number of threads, which decides how sums are rounded. Shape
@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn import functional as F
 
 from tokamake import files
 from tokamake.checkpoint import model_tensors
@@ -36,8 +37,11 @@ from tokamake.retrieval.embeddings import is_embedded, new_shard
 from tokamake.runtime.console import counted
 from tokamake.train.objectives.ict.blocks import with_special_tokens
 
-Side = Literal["query", "block"]
-"""Side of a pair that a tower embeds."""
+Side = Literal["query", "block", "chunk"]
+"""Side of a pair that a tower embeds. Chunks are compared with chunks: their vectors have length 1,
+and come from the tower of blocks, or from a BERT: the mean of its last states."""
+EMBEDDERS = {"query": ("biencoder",), "block": ("biencoder",), "chunk": ("bert", "biencoder")}
+"""Families that embed each side."""
 NUM_SPECIAL = 3
 """[CLS], and [SEP] after title and text."""
 _SHORTEST = NUM_SPECIAL + 2
@@ -55,19 +59,20 @@ class TokenizedText(NamedTuple):
 
 
 class TextTower:
-    """A tower of a checkpoint, on this rank's device.
+    """A tower of a biencoder, or a BERT, on this rank's device.
 
     Attributes:
         dimension: D.
-        digest: hash of the weights of the whole biencoder, the same in any checkpoint format.
+        digest: hash of the weights of the whole model, the same in any checkpoint format.
     """
 
     def __init__(self, checkpoint: Checkpoint, side: Side, *, peers: Peers) -> None:
         shape = checkpoint.architecture
-        if shape.family != "biencoder":
+        if shape.family not in EMBEDDERS[side]:
+            bert = "a BERT, or " if "bert" in EMBEDDERS[side] else ""
             raise UserError(
-                f"{checkpoint.path}: a model of family {shape.family}; name a biencoder, which "
-                "objective ict trains"
+                f"{checkpoint.path}: a model of family {shape.family}; name {bert}a biencoder, "
+                "which objective ict trains"
             )
         self._peers, ranks = peers, peers.ranks
         verify(checkpoint, rank=ranks.rank, world_size=ranks.world_size)
@@ -75,6 +80,11 @@ class TextTower:
         weights = {name: checkpoint.source.read(f"model.{name}").contiguous() for name in names}
         self.digest = _digest(weights)
         model: Any = model_tensors.to_model(shape, weights).float().to(peers.device).eval()
+        self._is_bert, self._has_unit_length = shape.family == "bert", side == "chunk"
+        self.dimension = shape.hidden_size
+        if self._is_bert:
+            self._tower = model
+            return
         towers: dict[str, Any] = model.towers  # of queries and of blocks, or one of both
         self._tower = [*towers.values()][0 if side == "query" else -1]
         self.dimension = shape.setting("projection_dim") or shape.hidden_size
@@ -104,9 +114,27 @@ class TextTower:
         tokens_BL[is_text] = np.concatenate([text.tokens for text in texts])
         documents = None if is_text.all() else self._on_device((~is_text).astype(np.int64))
         with torch.inference_mode():
-            found = self._tower.embeddings(self._on_device(tokens_BL), documents, text_numbers=None)
+            if self._is_bert:
+                found = self._mean_states(self._on_device(tokens_BL), documents, lengths=lengths)
+            else:
+                found = self._tower.embeddings(
+                    self._on_device(tokens_BL), documents, text_numbers=None
+                )
+            if self._has_unit_length:
+                found = F.normalize(found.float(), dim=1)
         vectors: npt.NDArray[np.float32] = found.float().cpu().numpy()
         return vectors
+
+    def _mean_states(
+        self, tokens_BL: Tensor, documents: Tensor | None, *, lengths: npt.NDArray[np.int64]
+    ) -> Tensor:
+        """(B, D) means of the last states of texts, without [CLS] and [SEP]."""
+        states_BLD = self._tower.states(tokens_BL, None, document_ids=documents)
+        places_L = np.arange(tokens_BL.shape[1])
+        counts_BL = (places_L > 0) & (places_L < lengths[:, None] - 1)
+        weights_BL = torch.from_numpy(counts_BL / counts_BL.sum(1, keepdims=True)).float()
+        weights_BL = weights_BL.to(self._peers.device)
+        return torch.einsum("bld,bl->bd", self._tower.norm(states_BLD).float(), weights_BL)
 
     def _on_device(self, array: npt.NDArray[np.int64]) -> Tensor:
         return torch.from_numpy(array).to(self._peers.device)

@@ -38,9 +38,17 @@ class DocumentSamples(SplitSamples):
         If the index keeps the last partial sample of a split, `PAD` fills it.
         """
         number = self._dataset_number(sample)
+        return self._assembled(number, int(self._dataset_sample_index[sample]), sample=sample)
+
+    def _assembled(self, number: int, place: int, *, sample: int) -> npt.NDArray[np.int64]:
+        """Tokens of the sample that is drawn from a dataset as number `place`, from 0.
+
+        Args:
+            sample: its number for messages.
+        """
         dataset, index = self._dataset(number), self._indexes[number]
         try:
-            (first, offset), (last, end) = self._bounds(index, sample)
+            (first, offset), (last, end) = self._bounds(index, place)
             parts = [dataset[document] for document in index.document[first : last + 1]]
             # Cut the end first: if both bounds lie in one document, `end` counts from its start.
             parts[-1] = parts[-1][: end + 1]
@@ -56,9 +64,10 @@ class DocumentSamples(SplitSamples):
             )
         return np.concatenate([*parts, np.full(missing, PAD)], dtype=np.int64)
 
-    def _bounds(self, index: DatasetIndex, sample: int) -> list[list[int]]:
+    @staticmethod
+    def _bounds(index: DatasetIndex, place: int) -> list[list[int]]:
         """First and last token of a sample: position in `document` and offset in the document."""
-        row = int(index.shuffle[self._dataset_sample_index[sample]])
+        row = int(index.shuffle[place])
         bounds: list[list[int]] = index.sample[row : row + 2].tolist()
         return bounds
 
@@ -66,7 +75,8 @@ class DocumentSamples(SplitSamples):
         """Spans whose concatenated tokens are the sample."""
         number = self._dataset_number(sample)
         index = self._indexes[number]
-        (first, offset), (last, end) = self._bounds(index, sample)
+        place = int(self._dataset_sample_index[sample])
+        (first, offset), (last, end) = self._bounds(index, place)
         spans = []
         for position in range(first, last + 1):
             sequence = int(index.document[position])

@@ -90,8 +90,8 @@ def index(
             does.
         drop_last_partial_sequence: Drop the last tokens of a validation split that do not fill a
             sample; otherwise pad that sample with tokens that have no loss.
-        objective: Training objective: causal, masked (BERT), span_corruption (T5) or ict (dense
-            retrieval). The last three need datasets of sentences.
+        objective: Training objective: causal, retro, masked (BERT), span_corruption (T5) or ict
+            (dense retrieval). The last three need datasets of sentences.
         masking: Masking settings as JSON: the section train.masking of the config.
         objective_settings: Settings of the objective as JSON: the section of `train` with the
             objective's name, such as train.ict.

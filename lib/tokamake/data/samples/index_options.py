@@ -112,8 +112,9 @@ def read_objective(
     if objective in SECTIONS:
         settings[objective] = parse_json(SECTIONS[objective], section, where="objective_settings")
     data = objective_data(objective)
-    # `index` checks the length of samples of documents by itself.
-    length = {"sequence_length": sequence_length} if data.has_sentences else {}
+    # `index` checks the length of samples of the default objective by itself.
+    checks_length = data.has_sentences or objective in SECTIONS
+    length = {"sequence_length": sequence_length} if checks_length else {}
     train = validate(TrainSettings, settings | length, "index")
     train = train.model_copy(update={"sequence_length": sequence_length})
     return data.indexed(train, tokenizer)

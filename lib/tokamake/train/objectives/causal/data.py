@@ -13,30 +13,30 @@ from tokamake.errors import UserError
 class Data(ObjectiveData):
     """Documents; each sample is full."""
 
-    generates = True
+    name, generates = "causal", True
 
     def check_settings(self, train: TrainFields) -> None:
         """Refuse settings about padding and masking."""
         if train.pack_samples:
             raise ValueError(
-                "pack_samples: true: no effect on objective causal, whose samples have no padding; "
-                "remove it"
+                f"pack_samples: true: no effect on objective {self.name}, whose samples have no "
+                "padding; remove it"
             )
         defaults = MaskingSettings()
         for key, value in train.masking:
             if value != getattr(defaults, key):
                 raise ValueError(
-                    f"masking.{key}: {value}: no effect on objective causal; remove it, or set "
-                    f"objective to {masking_objectives()}"
+                    f"masking.{key}: {value}: no effect on objective {self.name}; remove it, or "
+                    f"set objective to {masking_objectives()}"
                 )
 
     def check_tokenize(self, tokenize: TokenizeSettings) -> None:
         """Refuse sentences."""
         if tokenize.split_sentences:
             raise UserError(
-                "tokenize.split_sentences: true: objective causal would be trained on shuffled "
-                f"sentences; set train.objective to {sentence_objectives()}, or split_sentences "
-                "to false"
+                f"tokenize.split_sentences: true: objective {self.name} would be trained on "
+                f"shuffled sentences; set train.objective to {sentence_objectives()}, or "
+                "split_sentences to false"
             )
 
     def make_indexer(self, settings: Any, **_: Any) -> Any:

@@ -1,0 +1,1 @@
+"""The objective retro: predict the next token, with the neighbors of earlier chunks in sight."""
