@@ -41,6 +41,8 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard lib/csrc/* lib/*/pyproject.t
 	$(BIN)/pip install --quiet --prefix .venv/mpich mpich
 	@# The other executor for Slurm, for its tests alone: every start of Snakemake would import it.
 	$(BIN)/pip install --quiet --no-deps --upgrade --target .venv/slurm-plugin snakemake-executor-plugin-slurm snakemake-executor-plugin-slurm-jobstep throttler
+	@# The last version with Retro, for its tests alone. The one in the environment is newer.
+	PIP_CONSTRAINT= $(BIN)/pip install --quiet --no-deps --upgrade --target .venv/megatron-core-0.15.3 megatron-core==0.15.3
 	touch $@
 
 train: install  ## raw text to trained model (the target train) and results/report.html (report)

@@ -30,6 +30,7 @@ TESTED_THROUGH = {
     ],
     "checkpoint/torch_dist/test_format.py": [
         "checkpoint/torch_dist/optimizer_reader",
+        "checkpoint/megatron_model/core_names",
         *("checkpoint/torch_files/dcp_archives", "checkpoint/megatron_model/adam"),
         "checkpoint/torch_files/dcp_metadata_writer",
     ],
@@ -125,8 +126,10 @@ TESTED_THROUGH = {
     "optim/test_optimizer_base.py": ["optim/adafactor"],
     # Models and layers, compared with torch and transformers.
     "models/llama/test_model.py": [
-        *("models/common/language_model", "models/common/layers"),
+        *("models/common/decoder", "models/common/language_model", "models/common/layers"),
     ],
+    "models/retro/test_megatron.py": ["models/retro/hf"],
+    "models/retro/test_model.py": ["models/retro/chunks", "models/retro/memory"],
     "models/t5/test_model.py": ["models/common/encoder_decoder"],
     "parallel/test_context.py": [
         *("models/common/recompute", "parallel/document_mask"),

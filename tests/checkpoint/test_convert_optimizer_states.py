@@ -259,7 +259,9 @@ def test_random_chains_of_conversions_of_whole_runs(tmp_path: Path) -> None:
 
 
 def test_chains_cover_every_family() -> None:
-    families = {*plugins.names("models/*/megatron")} - {"biencoder"}  # two encoders of bert
+    families = {*plugins.names("models/*/megatron")}
+    # Two encoders of bert; and tests/models/retro/test_megatron.py has the formats of retro.
+    families -= {"biencoder", "retro"}
     assert {each.family for each in WALKED.values()} == families
 
 

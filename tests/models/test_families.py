@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.support import berts, biencoders, gpts, llamas, qwens, t5s
+from tests.support import berts, biencoders, gpts, llamas, qwens, retros, t5s
 from tests.support.cached import decoded
 from tests.support.families import named_tensors
 from tests.support.model_loss import mean_loss
@@ -35,6 +35,7 @@ GPTS = [gpts.LEARNED, gpts.MQA, gpts.ROTARY, gpts.ALIBI]
 BERT, T5 = berts.ARCHITECTURES["bert"], t5s.ARCHITECTURES["t5"]
 HF_T5, QWEN3 = t5s.HF_ARCHITECTURES["hf_t5"], qwens.ARCHITECTURES["qwen3"]
 BIENCODER = biencoders.ARCHITECTURES["biencoder"]
+RETRO = retros.ARCHITECTURES["retro-gpt"]
 
 
 def family_of(value: Any) -> str | None:
@@ -61,11 +62,15 @@ def loss_of(architecture: Architecture, number: int, **lengths: int) -> Callable
             architecture, number=number, decoder_length=decoder_length, **lengths
         )
         return partial(t5s.mean_loss, samples=spans)
-    return partial(mean_loss, tokens=tokens_of(architecture, lengths["length"]))
+    tokens = tokens_of(architecture, lengths["length"])
+    loss = retros.loss_of if architecture.has_neighbors else mean_loss
+    return partial(loss, tokens=tokens)
 
 
 @pytest.mark.parametrize("granularity", ["full", "selective"])
-@pytest.mark.parametrize("architecture", [gpts.ALIBI, BERT, T5, HF_T5, BIENCODER], ids=family_of)
+@pytest.mark.parametrize(
+    "architecture", [gpts.ALIBI, BERT, T5, HF_T5, BIENCODER, RETRO], ids=family_of
+)
 def test_recomputing_changes_nothing(architecture: Architecture, granularity: Any) -> None:
     copies = {name: tensor.clone() for name, tensor in random_tensors(architecture, 1).items()}
     model, loss, gradients = to_model(architecture, copies), loss_of(architecture, 3, length=33), []
@@ -87,6 +92,7 @@ WIDE: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 512, "initializ
         gpts.gpt(**WIDE),
         berts.bert(**WIDE),
         biencoders.biencoder(**WIDE),
+        retros.retro(num_hidden_layers=3, **WIDE),
         t5s.t5(**WIDE),  # Megatron divides by the layers of the encoder, in both stacks.
     ],
     ids=family_of,
@@ -109,6 +115,8 @@ COUNTED = [
     *t5s.ARCHITECTURES.values(),
     *t5s.HF_ARCHITECTURES.values(),
     *biencoders.ARCHITECTURES.values(),
+    *retros.ARCHITECTURES.values(),
+    retros.GROUPED,
 ]
 
 
@@ -142,6 +150,10 @@ def test_a_model_shares_its_tensors_and_has_the_flops_that_torch_counts(
         loss, lengths = partial(t5s.mean_loss, samples=spans), [32, 16]
     else:
         loss = loss_of(architecture, 2, length=33)
+        if architecture.has_neighbors:
+            lengths += [2 * retros.CHUNK_LENGTH] * (
+                32 // retros.CHUNK_LENGTH * retros.NUM_NEIGHBORS
+            )
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         loss(model).backward()
     memory = plugins.load("models/*/memory", architecture.family)
@@ -205,12 +217,14 @@ SHARED = {
     },
     "bert": {**berts.ARCHITECTURES, "mixed": berts.MIXED},
     "biencoder": biencoders.ARCHITECTURES,
+    "retro": {**retros.ARCHITECTURES, "grouped": retros.GROUPED},
     "t5": t5s.ARCHITECTURES,
     "hf_t5": t5s.HF_ARCHITECTURES,
 }
 FEWEST_TOKENS = {
     "bert": berts.ARCHITECTURES["bert-tanh"],
     "biencoder": biencoders.ARCHITECTURES["biencoder-plain"],
+    "retro": RETRO,
     "t5": t5s.ARCHITECTURES["t5-tanh"],
     "hf_t5": t5s.HF_ARCHITECTURES["hf_t5-tied"],
 }
@@ -231,7 +245,8 @@ def test_tensor_parallel_ranks_equal_one_process(family: str, world_size: int) -
         assert_tensor_parallel_equals_one_process(SHARED[family], world_size)
         return
     # 17 tokens of a decoder: sequence parallelism pads them.
-    loss = loss_of(FEWEST_TOKENS[family], 3, length=32)
+    length = 33 if family == "retro" else 32
+    loss = loss_of(FEWEST_TOKENS[family], 3, length=length)
     assert_tensor_parallel_equals_one_process(SHARED[family], world_size, loss_of=loss)
 
 
@@ -259,6 +274,8 @@ PUBLISHED = {
     "bert-base": 110_106_428,
     "tiny-biencoder": 2_956_800,
     "biencoder-base": 183_484_416,  # 217,783,296 with BERT's 30,522 tokens
+    "tiny-retro": 6_245_376,
+    "retro-2b": 1_884_262_400,  # 1,970,411,520 with GPT-2's 50,257 tokens
     "t5-v1.1-small": 76_961_152,
     "t5-v1.1-base": 247_577_856,
     "t5-220m": 222_421_920,
@@ -290,7 +307,7 @@ def test_published_sizes_have_the_published_number_of_parameters() -> None:
     sizes = {}
     for name in (path.stem for path in MODELS.glob("*.yaml")):
         shape = published_shape(name)
-        assert config_json.format_for(shape)
+        assert shape.has_neighbors or config_json.format_for(shape)
         sizes[name] = sum(map(math.prod, shapes(shape).values()))
     rounded = {
         name: f"{sizes.pop(name) / 1e9:.{len(billions.partition('.')[2])}f}"
@@ -378,7 +395,7 @@ def test_settings_that_the_family_does_not_know_are_refused(
         (BERT, "context_parallel_size"),
         *(
             (each, f"{axis}_parallel_size")
-            for each in (T5, HF_T5, BIENCODER)
+            for each in (T5, HF_T5, BIENCODER, RETRO)
             for axis in ("pipeline", "context")
         ),
     ],

@@ -7,6 +7,7 @@ default: files of earlier versions state all fields.
 
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -37,6 +38,10 @@ SCALING = {
 """Settings of each `rope_type` beside its factor: required ones, optional ones."""
 _KIND = "models/*/model"
 _SETTINGS_FOLLOW = r":(?=\w+=)"
+RETRIEVAL_SETTINGS = (
+    *("chunk_length", "first_retrieval_layer", "retrieval_interval", "num_encoder_layers"),
+)
+"""Settings of a `retro` that are counts."""
 _FOLLOW = ("head_dim", "intermediate_size", "num_key_value_heads")
 """Fields that follow from other fields if they are empty."""
 
@@ -93,7 +98,11 @@ def _stacks(family: str) -> str:
     return str(plugins.constant(_KIND, family, "STACKS", default="decoder"))
 
 
-_SEVERAL_STACKS = {"encoder_decoder": "an encoder and a decoder", "biencoder": "two towers"}
+_SEVERAL_STACKS = {
+    "encoder_decoder": "an encoder and a decoder",
+    "biencoder": "two towers",
+    "retro": "a decoder and an encoder of neighbors",
+}
 """Families with several stacks of layers, in words."""
 
 
@@ -157,7 +166,7 @@ class Architecture(Settings):
         family = values.get("family", "llama") if isinstance(values, dict) else None
         if family not in plugins.names(_KIND):
             return values  # the check of the field names the choices
-        settings = _settings(family)
+        settings = _settings(family, values)
         known = [*cls.model_fields, *(name for name in settings if name not in cls.model_fields)]
         if unknown := [name for name in values if name not in known]:
             raise ValueError(unknown_key(unknown[0], known))
@@ -167,7 +176,9 @@ class Architecture(Settings):
             if value is not None or name not in _FOLLOW
         }
         hidden = stated.get("hidden_size")
-        rule: tuple[int, ...] = plugins.constant(_KIND, family, "INTERMEDIATE_SIZE", default=())
+        rule: tuple[int, ...] = plugins.constant(
+            _KIND, _wrapped(family, values) or family, "INTERMEDIATE_SIZE", default=()
+        )
         if rule and isinstance(hidden, int):
             factor, divisor, multiple = rule
             width = -(-(hidden * factor // divisor) // multiple) * multiple
@@ -198,8 +209,27 @@ class Architecture(Settings):
         return self
 
     @model_validator(mode="after")
+    def _with_retrieval_layers(self) -> "Architecture":
+        own = self.model_extra or {}
+        if _stacks(self.family) != "retro" or not all(
+            isinstance(own.get(name), int) for name in RETRIEVAL_SETTINGS
+        ):
+            return self  # the types are checked below
+        for name in RETRIEVAL_SETTINGS:
+            if own[name] < (least := 0 if name == "first_retrieval_layer" else 1):
+                raise ValueError(f"{name}: {own[name]}: too small; give {least} or more")
+        if not self.retrieval_layers:
+            raise ValueError(
+                f"first_retrieval_layer: {own['first_retrieval_layer']}: none of the "
+                f"{self.num_hidden_layers} layers would attend to neighbors: Retro's first one is "
+                f"layer {published_retrieval_layer(self.num_hidden_layers)}; give 1 to "
+                f"{self.num_hidden_layers}"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _known_to_family(self) -> "Architecture":
-        settings = _settings(self.family)
+        settings = _settings(self.family, self.model_extra or {})
         for name, choices in settings.items():
             value = getattr(self, name)
             if isinstance(choices, tuple) and value not in choices:
@@ -246,8 +276,15 @@ class Architecture(Settings):
         own = self.model_extra or {}
         if own.get("shared_towers") is False:
             return 2 * self.num_hidden_layers
-        num_decoder_layers: int = own.get("num_decoder_layers", 0)
-        return self.num_hidden_layers + num_decoder_layers
+        further: int = own.get("num_decoder_layers", 0) + own.get("num_encoder_layers", 0)
+        return self.num_hidden_layers + further
+
+    @property
+    def retrieval_layers(self) -> range:
+        """Indices of the layers of a `retro` that attend to neighbors."""
+        number = self.num_hidden_layers
+        first = self.setting("first_retrieval_layer") or published_retrieval_layer(number)
+        return range(first - 1, number, self.setting("retrieval_interval"))
 
     @property
     def query_size(self) -> int:
@@ -271,7 +308,7 @@ class Architecture(Settings):
     @property
     def is_causal(self) -> bool:
         """Whether the family predicts the next token, as text is generated; encoders do not."""
-        return _stacks(self.family) == "decoder"
+        return _stacks(self.family) in ("decoder", "retro")
 
     @property
     def has_decoder(self) -> bool:
@@ -282,6 +319,11 @@ class Architecture(Settings):
     def has_towers(self) -> bool:
         """Whether the family embeds two kinds of texts, queries and blocks; it has no logits."""
         return _stacks(self.family) == "biencoder"
+
+    @property
+    def has_neighbors(self) -> bool:
+        """Whether the family's decoder attends to neighbors, which an encoder reads."""
+        return _stacks(self.family) == "retro"
 
     @property
     def several_stacks(self) -> str:
@@ -317,6 +359,11 @@ class Architecture(Settings):
                 f"train.parallel.context_parallel_size: {size}: the ranks that share a sequence "
                 f"compute causal attention, and {self.family} attends in both directions; set 1"
             )
+        if size > 1 and self.has_neighbors:
+            raise UserError(
+                f"train.parallel.context_parallel_size: {size}: the ranks that share a sequence "
+                f"would divide its chunks, which {self.family} needs whole; set 1"
+            )
         if size > 1 and self.has_position_bias:
             raise UserError(
                 f"train.parallel.context_parallel_size: {size}: position_embedding "
@@ -340,10 +387,29 @@ _OF_ALL_FAMILIES = {
 """Fields that no family lists in its SETTINGS."""
 
 
-def _settings(family: str) -> dict[str, Any]:
-    """Fields that a family knows: a tuple of choices, the default first, or a default alone."""
+def _settings(family: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields that a family knows: a tuple of choices, the default first, or a default alone.
+
+    A family that wraps another one also knows the fields of the other one.
+    """
     settings: dict[str, Any] = plugins.constant(_KIND, family, "SETTINGS")
+    if wrapped := _wrapped(family, values):
+        return {**plugins.constant(_KIND, wrapped, "SETTINGS"), **settings}
     return settings
+
+
+def _wrapped(family: str, values: Mapping[str, Any]) -> str:
+    """Family that a family wraps: the value of the setting that its `WRAPS` names; empty: none."""
+    name: str = plugins.constant(_KIND, family, "WRAPS", default="")
+    if not name:
+        return ""
+    choices: tuple[str, ...] = plugins.constant(_KIND, family, "SETTINGS")[name]
+    return values[name] if values.get(name) in choices else choices[0]
+
+
+def published_retrieval_layer(num_layers: int) -> int:
+    """First layer of a `retro` that attends to neighbors, as Megatron counts, from 1 on."""
+    return 6 if num_layers <= 15 else 9
 
 
 def _default(choices: Any) -> Any:

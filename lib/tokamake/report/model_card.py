@@ -150,6 +150,13 @@ tokamake embed-questions questions.tsv --checkpoint PATH --output asked/question
 tokamake search --queries asked --embeddings vectors --top-k 20 --output found.json
 ```
 """
+    if stacks == "retro":
+        return """## Use
+
+```sh
+tokamake generate --checkpoint PATH --prompt "Text to continue"
+```
+"""
     model, inputs, output = {
         "decoder": (
             "AutoModelForCausalLM",

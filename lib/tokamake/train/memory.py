@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from tokamake import plugins
+from tokamake.config.architecture import Architecture
 from tokamake.config.objective import objective_data
 from tokamake.config.parallel import SPLIT_BACKWARD
 from tokamake.config.resolved_run import Run, sample_lengths
@@ -197,6 +198,8 @@ def _stacks(run: Run, setup: _Setup, *, module: Any) -> list[_SameLayers]:
     if architecture.has_towers:  # a shared one saves its activations for both texts
         number = architecture.num_hidden_layers
         return [_SameLayers(length, length, number, kept) for length in lengths]
+    if architecture.has_neighbors:
+        return _with_neighbors(architecture, lengths, family=family, sizes=sizes)
     of_encoder, of_decoder = lengths
     by_decoder = family.saved_by_decoder(
         architecture, encoder_tokens=of_encoder / of_decoder, **sizes
@@ -205,6 +208,29 @@ def _stacks(run: Run, setup: _Setup, *, module: Any) -> list[_SameLayers]:
     return [
         _SameLayers(of_encoder, of_encoder, architecture.num_hidden_layers, kept),
         _SameLayers(of_decoder, of_encoder + of_decoder, num_decoder_layers, by_decoder),
+    ]
+
+
+def _with_neighbors(
+    architecture: Architecture, lengths: list[int], *, family: Any, sizes: dict[str, Any]
+) -> list[_SameLayers]:
+    """Layers of a Retro: of the encoder, whose first one sees chunks, then of the decoder."""
+    length, *neighbors = lengths
+    total, longest = sum(neighbors), max(neighbors)
+    chunk, num_encoder_layers = (
+        architecture.setting(name) for name in ("chunk_length", "num_encoder_layers")
+    )
+    num_retrieving = len(architecture.retrieval_layers)
+    plain = family.saved_activations(architecture, **sizes)
+    reading, retrieving = (
+        family.saved_with_cross_attention(architecture, attended_tokens=attended, **sizes)
+        for attended in (chunk / longest, total / length)
+    )
+    return [
+        _SameLayers(total, longest + chunk, 1, reading),
+        _SameLayers(total, longest, num_encoder_layers - 1, plain),
+        _SameLayers(length, length + total * chunk // length, num_retrieving, retrieving),
+        _SameLayers(length, length, architecture.num_hidden_layers - num_retrieving, plain),
     ]
 
 

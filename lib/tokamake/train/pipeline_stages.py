@@ -112,7 +112,7 @@ class PipelineStages:
         """Set up recomputation, compilation and sharding of a stage; allocate its weights."""
         train = self._train
         granularity, method = train.recompute_granularity, train.recompute_method
-        if any(train.dropout.rates):
+        if any(train.dropout.rates) or module.has_own_dropout:
             module.dropout_rates = DropoutRates(*train.dropout.rates, self._run.seed)
         module.set_recompute(Recompute(granularity, method, train.recompute_num_layers))
         placed, saved_names = placements(module), module.saved_names()

@@ -14,6 +14,7 @@ from tokamake.checkpoint import latest, model_tensors
 from tokamake.checkpoint.megatron_model import module_tree
 from tokamake.checkpoint.megatron_model.args_reader import Description
 from tokamake.checkpoint.megatron_model.args_writer import argument_warnings, megatron_arguments
+from tokamake.checkpoint.megatron_model.core_names import family_constant
 from tokamake.checkpoint.megatron_model.optimizer_states import (
     LR_SCHEDULER,
     OptimizerStates,
@@ -27,6 +28,7 @@ from tokamake.checkpoint.megatron_model.tensor_parallel_slices import (
 )
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout
 from tokamake.checkpoint.tensors.extents import Extent
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 VERSION = "0.14.0"
@@ -157,6 +159,15 @@ def client_state(
 def warnings(checkpoint: Checkpoint) -> list[str]:
     """Return warnings about settings for which Megatron-DeepSpeed has no argument."""
     return argument_warnings(checkpoint, is_megatron_lm=False)
+
+
+def check_model(architecture: Architecture) -> None:
+    """Refuse a model that megatron.core alone has."""
+    if family_constant(architecture, "IS_CORE", default=False):
+        raise UserError(
+            f"format: Megatron-DeepSpeed has no model of family {architecture.family}; choose the "
+            "format megatron, torch_dist or native"
+        )
 
 
 def pipeline_layers(rank: TensorParallelRank) -> Iterator[dict[str, TensorSlice]]:

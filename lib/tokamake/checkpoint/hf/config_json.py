@@ -88,6 +88,11 @@ def _find_model_type(model_type: Any, file: Path) -> tuple[str, HFFormat]:
 def format_for(architecture: Architecture) -> HFFormat:
     """Return the model type of transformers that can hold a model of this shape."""
     formats: Iterable[HFFormat] = plugins.load(_FAMILIES, architecture.family).HUGGING_FACE
+    if not formats:
+        raise UserError(
+            f"model.architecture: family: {architecture.family}: transformers has no model type "
+            "for it; choose another format, such as native"
+        )
     differences = {each: each.differences(architecture) for each in formats}
     # The same positions count most: a user rarely can change them to fit transformers.
     nearest = min(

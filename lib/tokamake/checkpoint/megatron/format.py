@@ -22,7 +22,7 @@ from tokamake.checkpoint.megatron.optimizer_reader import (
     OptimizerParameter,
     OptimizerReader,
 )
-from tokamake.checkpoint.megatron_model import adam, module_tree, rank_file
+from tokamake.checkpoint.megatron_model import adam, core_names, module_tree, rank_file
 from tokamake.checkpoint.megatron_model.args_reader import (
     Description,
     arguments_from_shapes,
@@ -250,7 +250,10 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
             file = _file(folder / f"iter_{step:07d}", number, stage, stages)
             file.parent.mkdir(parents=True)
             model = {
-                key: module_tree.planned_tree(tree, checkpoint, target=target)
+                key: core_names.as_stored(
+                    module_tree.planned_tree(tree, checkpoint, target=target),
+                    checkpoint.architecture,
+                )
                 for key, tree in _trees(rank, layout, pipeline_rank=stage, layers=layers)
             }
             states: dict[str, Any] = {}

@@ -108,7 +108,7 @@ def architecture_of(
     description = getattr(args, "tokamake", None)
     if description is not None:
         return validate(Architecture, description, f"{file}: args.tokamake")
-    values = _settings(args, file, family=family_of(args, file, names=names), is_core=is_core)
+    values = _settings(args, file, is_core=is_core, names=names)
     values["vocab_size"] = _vocab_size(args, file, padded_vocab_size) or padded_vocab_size
     return validate(Architecture, values, f"{file}: args")
 
@@ -120,7 +120,8 @@ def _vocab_size(args: Any, file: Path, padded_vocab_size: int) -> int | None:
     return size if 0 < size <= padded_vocab_size else None
 
 
-def _settings(args: Any, file: Path, *, family: str, is_core: bool) -> dict[str, Any]:
+def _settings(args: Any, file: Path, *, is_core: bool, names: frozenset[str]) -> dict[str, Any]:
+    family = family_of(args, file, names=names)
     heads = _required(args, "num_attention_heads", file=file)
     hidden_size = _required(args, "hidden_size", file=file)
     # At first, Megatron's MLPs always had four times this width.
@@ -138,7 +139,7 @@ def _settings(args: Any, file: Path, *, family: str, is_core: bool) -> dict[str,
         "max_position_embeddings": _required(args, "max_position_embeddings", file=file),
         "tie_word_embeddings": not getattr(args, "untie_embeddings_and_output_weights", False),
         "initializer_range": first(args, "init_method_std") or 0.02,
-        **architecture_fields(args, file, family=family, is_core=is_core),
+        **architecture_fields(args, file, family=family, is_core=is_core, names=names),
     }
 
 

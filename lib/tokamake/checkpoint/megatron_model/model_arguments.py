@@ -113,8 +113,13 @@ def _matches(args: Any, name: str, *, value: Any) -> bool:
     return any(_asked(args, name)) == value
 
 
-def architecture_fields(args: Any, file: Path, *, family: str, is_core: bool) -> dict[str, Any]:
-    """Fields of an `Architecture` that the shapes of its tensors do not show."""
+def architecture_fields(
+    args: Any, file: Path, *, family: str, is_core: bool, names: Collection[str]
+) -> dict[str, Any]:
+    """Fields of an `Architecture` that the shapes of its tensors do not show.
+
+    `names` are tensors of the last stage.
+    """
     plug_in = plugins.load(KIND, family)
     known = {*plug_in.ARGUMENTS, *getattr(plug_in, "READ", ())}
     _refuse(args, file, refused=_REFUSED, known=known)
@@ -122,7 +127,10 @@ def architecture_fields(args: Any, file: Path, *, family: str, is_core: bool) ->
     if fields["position_embedding"] == "rotary":
         _refuse(args, file, refused=_REFUSED_IF_ROTARY, known=known)
         fields |= _rotary(args, file)
-    return fields | plug_in.fields(args, file, is_core=is_core)
+    fields |= plug_in.fields(args, file, is_core=is_core)
+    if hasattr(plug_in, "fields_of_tensors"):
+        fields |= plug_in.fields_of_tensors(names)
+    return fields
 
 
 def _refuse(

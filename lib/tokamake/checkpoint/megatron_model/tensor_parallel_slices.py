@@ -80,11 +80,14 @@ class TensorParallelRank:
                     f"tensor_parallel_size: {size}: does not divide {name} {number}, as Megatron "
                     "needs; give a divisor"
                 )
-        if shape.has_decoder and shape.num_key_value_heads != shape.num_attention_heads:
+        has_cross_attention = shape.has_decoder or shape.has_neighbors
+        if has_cross_attention and shape.num_key_value_heads != shape.num_attention_heads:
+            models, formats = "encoder-decoders have", "hf or native"
+            if shape.has_neighbors:
+                models, formats = "Retros have", "native"
             raise UserError(
-                f"num_key_value_heads: {shape.num_key_value_heads}: Megatron's encoder-decoders "
-                f"have as many as query heads, {shape.num_attention_heads}; choose the format hf "
-                "or native"
+                f"num_key_value_heads: {shape.num_key_value_heads}: Megatron's {models} as many as "
+                f"query heads, {shape.num_attention_heads}; choose the format {formats}"
             )
 
     def towers(self) -> "list[TensorParallelRank]":
@@ -104,7 +107,10 @@ class TensorParallelRank:
     def layer(self, number: int, stack: Stack = "encoder") -> dict[str, TensorSlice]:
         """Tensors of a layer, in the order in which Megatron makes them: optimizers keep it."""
         family = plugins.load("models/*/megatron", self.architecture.family)
-        modules = family.DECODER_LAYER if stack == "decoder" else family.LAYER
+        if hasattr(family, "layer"):
+            modules = family.layer(self.architecture, number)
+        else:
+            modules = family.DECODER_LAYER if stack == "decoder" else family.LAYER
         return self._modules(modules, f"{self._root(stack)}.layers.{number}.")
 
     def heads(self) -> dict[str, TensorSlice]:

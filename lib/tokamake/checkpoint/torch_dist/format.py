@@ -22,6 +22,11 @@ from tokamake.checkpoint.megatron_model.args_writer import (
     as_megatron_lm,
     megatron_arguments,
 )
+from tokamake.checkpoint.megatron_model.core_names import (
+    family_constant,
+    second_keys,
+    stack_of,
+)
 from tokamake.checkpoint.megatron_model.optimizer_states import (
     MODEL,
     OPT_PARAM_SCHEDULER,
@@ -44,12 +49,9 @@ from tokamake.checkpoint.torch_dist.optimizer_reader import (
 from tokamake.checkpoint.torch_dist.sharded_tensors import (
     COMMON_FILE,
     ShardedTensor,
-    family_constant,
     match_tensors,
     read_common,
-    second_keys,
     sharded_tensors,
-    stack_of,
     to_whole_tensors,
 )
 from tokamake.checkpoint.torch_files import (
@@ -231,7 +233,9 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     tensors |= _under_second_keys(tensors, second_keys(checkpoint.architecture))
     # A single archive stands for all extra states.
     location = dcp_archives.write_object(step_folder, [None])
-    objects = dict.fromkeys(_extra_states(checkpoint), location)
+    layers_differ = family_constant(checkpoint.architecture, "LAYERS_DIFFER", default=False)
+    extra_states = _extra_states_of(model) if layers_differ else _extra_states(checkpoint)
+    objects = dict.fromkeys(extra_states, location)
     dcp_metadata_writer.write(step_folder, tensors, objects)
     state = _common_state(
         checkpoint, weights, padded_vocab_size=rank.padded_vocab_size, with_states=with_states
@@ -307,6 +311,15 @@ def _extra_states(checkpoint: Checkpoint) -> Iterator[str]:
             for number in range(layers):
                 yield f"{stack}.layers.{module}.{_EXTRA_STATE}/shard_{number}_{layers}"
         yield f"{stack}.final_layernorm.{_EXTRA_STATE}/shard_0_1"
+
+
+def _extra_states_of(model: Iterable[ShardedTensor]) -> Iterator[str]:
+    """Keys of the extra states of modules, of layers that are stored for themselves."""
+    for sharded in model:
+        module = sharded.key.rpartition(".")[0]
+        yield f"{module}.{_EXTRA_STATE}/shard_0_1"
+        if module.endswith(".linear_proj"):
+            yield f"{module.removesuffix('.linear_proj')}.core_attention.{_EXTRA_STATE}/shard_0_1"
 
 
 def _common_state(

@@ -13,9 +13,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokamake import plugins
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.megatron_model import module_tree
+from tokamake.checkpoint.megatron_model.core_names import core_name, family_constant
 from tokamake.checkpoint.megatron_model.optimizer_states import parameter_name
 from tokamake.checkpoint.megatron_model.rank_file import REMEDY
 from tokamake.checkpoint.megatron_model.tensor_parallel_slices import (
@@ -32,29 +32,6 @@ from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 
 _LAYER = re.compile(r"((?:de|en)coder\.layers)\.(\d+)\.(.+)")
-_CORE_NAMES = (
-    (r"^language_model\.(embedding|output_layer)\.", r"\1."),
-    (r"^language_model\.pooler\.", "pooler."),
-    (r"^lm_head\.layernorm\.", "lm_head.layer_norm."),
-    (r"^lm_head\.bias$", "output_layer.bias"),
-    (r"\binput_layernorm\.", "self_attention.linear_qkv.layer_norm_"),
-    (r"\bpost_attention_layernorm\.", "mlp.linear_fc1.layer_norm_"),
-    (r"\bself_attention\.query_key_value\.", "self_attention.linear_qkv."),
-    (r"\bself_attention\.dense\.", "self_attention.linear_proj."),
-    (r"\bmlp\.dense_h_to_4h\.", "mlp.linear_fc1."),
-    (r"\bmlp\.dense_4h_to_h\.", "mlp.linear_fc2."),
-)
-"""Patterns of classic names, and megatron.core's names in checkpoints."""
-_DECODER = r"^language_model\.(decoder\.layers\.\d+\.)"
-_CORE_DECODER_NAMES = (
-    (_DECODER + r"post_attention_layernorm\.", r"\1pre_cross_attn_layernorm."),
-    (_DECODER + r"inter_attention\.query\.", r"\1cross_attention.linear_q."),
-    (_DECODER + r"inter_attention\.key_value\.", r"\1cross_attention.linear_kv."),
-    (_DECODER + r"inter_attention\.dense\.", r"\1cross_attention.linear_proj."),
-    (_DECODER + r"post_inter_attention_layernorm\.", r"\1mlp.linear_fc1.layer_norm_"),
-    (r"^language_model\.decoder\.", "decoder."),
-)
-"""Names of a decoder beside an encoder; they come first."""
 COMMON_FILE = "common.pt"
 """File of the common state. Megatron-LM since August 2026 keeps it in an archive instead."""
 _COMMON_KEY = "common_state/shard_0_1"
@@ -84,7 +61,7 @@ def sharded_tensors(architecture: Architecture, *, padded_vocab_size: int) -> li
     tree = module_tree.stage_tree(rank, range(architecture.num_hidden_layers))
     members: dict[str, dict[tuple[int, ...], TensorSlice]] = {}
     for name, tensor in module_tree.named_slices(tree):
-        key, place = _key_and_place(_core_name(name, architecture), architecture)
+        key, place = _key_and_place(core_name(name, architecture), architecture)
         members.setdefault(key, {})[place] = tensor
     return [
         ShardedTensor(
@@ -98,7 +75,8 @@ def sharded_tensors(architecture: Architecture, *, padded_vocab_size: int) -> li
 
 def _key_and_place(name: str, architecture: Architecture) -> tuple[str, tuple[int, ...]]:
     """Key of the sharded tensor that has a tensor, and the number of the tensor in each stack."""
-    if not (match := _LAYER.fullmatch(name)):
+    layers_differ = family_constant(architecture, "LAYERS_DIFFER", default=False)
+    if layers_differ or not (match := _LAYER.fullmatch(name)):
         return name, ()
     stack, number, rest = match.groups()
     for pattern, replacement in family_constant(architecture, "SHARDED_STACKS", default=()):
@@ -106,36 +84,6 @@ def _key_and_place(name: str, architecture: Architecture) -> tuple[str, tuple[in
             rest = re.sub(pattern, replacement, rest)
             return f"{stack}.{rest}", (int(number), int(within[1]))
     return f"{stack}.{rest}", (int(number),)
-
-
-def family_constant(architecture: Architecture, name: str, *, default: Any) -> Any:
-    """Constant of a family's megatron.py that most families lack."""
-    return getattr(plugins.load("models/*/megatron", architecture.family), name, default)
-
-
-def stack_of(architecture: Architecture) -> str:
-    """Return megatron.core's name of the stack of layers."""
-    name: str = family_constant(architecture, "STACK", default="decoder")
-    if not name:
-        raise UserError(
-            f"format: megatron.core has no model of family {architecture.family}; choose the "
-            "format megatron, hf or native"
-        )
-    return name
-
-
-def second_keys(architecture: Architecture) -> Mapping[str, str]:
-    """Return the further keys of tensors that megatron.core has under two keys, with the first."""
-    first_keys: Mapping[str, str] = family_constant(architecture, "SECOND_KEYS", default={})
-    return first_keys
-
-
-def _core_name(name: str, architecture: Architecture) -> str:
-    name = re.sub(r"^language_model\.encoder\.", f"{stack_of(architecture)}.", name)
-    own = family_constant(architecture, "CORE_NAMES", default=())
-    for pattern, replacement in (*own, *_CORE_DECODER_NAMES, *_CORE_NAMES):
-        name = re.sub(pattern, replacement, name)
-    return name
 
 
 def match_tensors(

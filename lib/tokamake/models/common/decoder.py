@@ -23,8 +23,13 @@ class Decoder(LanguageModel):
         position_ids: Tensor | None = None,
         document_ids: Tensor | None = None,
         sample_numbers: Tensor | None = None,
+        **further: Tensor,
     ) -> Tensor:
-        """Predict each token's successor; see `LanguageModel.forward`."""
+        """Predict each token's successor; see `LanguageModel.forward`.
+
+        Args:
+            further: inputs of the family's `through_layers`.
+        """
         places = self.positions(x, cache)
         if position_ids is None:
             position_ids = places
@@ -36,7 +41,7 @@ class Decoder(LanguageModel):
         if self.architecture.position_embedding == "rotary":
             cos, sin = rotary(position_ids, self.architecture, x_BLD.dtype)
         mask = self.biased(self.mask(document_ids, cache), x_BLD, places=places, cache=cache)
-        x_BLD = self.through_layers(x_BLD, cos, sin, mask, dropout, cache=cache)
+        x_BLD = self.through_layers(x_BLD, cos, sin, mask, dropout, cache=cache, **further)
         return self.logits(x_BLD, cache) if self.is_last else x_BLD
 
     def embedded(self, tokens_BL: Tensor, positions: Tensor) -> Tensor:

@@ -67,7 +67,14 @@ class CrossAttention(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """A pre-norm layer: attention, cross-attention, MLP, each added to the residual stream."""
+    """A pre-norm layer: attention, cross-attention, MLP, each added to the residual stream.
+
+    Attributes:
+        norms_residual: whether the residual stream continues from the norm before cross-attention,
+            not from its input.
+    """
+
+    norms_residual = False
 
     def __init__(
         self,
@@ -96,7 +103,10 @@ class DecoderLayer(nn.Module):
         """Transform states of the decoder; see `Attention.forward` and `CrossAttention.forward`."""
         y_BMD: Tensor = self.self_attn(self.input_layernorm(x_BMD), None, None, mask, dropout)
         x_BMD = x_BMD + dropped(y_BMD, dropout, "attention_output", layer=self.self_attn)
-        y_BMD = self.cross_attn(self.cross_attn_layernorm(x_BMD), memory_BLD, memory_mask, dropout)
+        normed_BMD: Tensor = self.cross_attn_layernorm(x_BMD)
+        if self.norms_residual:
+            x_BMD = normed_BMD
+        y_BMD = self.cross_attn(normed_BMD, memory_BLD, memory_mask, dropout)
         x_BMD = x_BMD + dropped(y_BMD, dropout, "cross_attention_output", layer=self.cross_attn)
         y_BMD = self.mlp(self.post_attention_layernorm(x_BMD))
         return x_BMD + dropped(y_BMD, dropout, "mlp_output", layer=self.self_attn)

@@ -218,6 +218,11 @@ class LanguageModel(nn.Module):
         return parameter if parameter.startswith("lm_head.") else f"model.{parameter}"
 
     @property
+    def has_own_dropout(self) -> bool:
+        """Whether the model drops numbers while training even if the run has no rates."""
+        return False
+
+    @property
     def has_tied_output(self) -> bool:
         """Whether the output layer is a copy of an embedding in another stage."""
         return self.architecture.tie_word_embeddings and self.is_last and not self.is_first

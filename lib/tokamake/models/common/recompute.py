@@ -7,10 +7,9 @@ but chooses by operator: it saves the results of matrix products and attention.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
-from torch import Tensor, nn
 from torch.utils.checkpoint import (
     CheckpointPolicy,
     checkpoint,
@@ -18,6 +17,9 @@ from torch.utils.checkpoint import (
 )
 
 from tokamake.runtime.torch_internals import attention_operators, onednn_linear
+
+States = TypeVar("States")
+"""States of tokens, which each layer takes and returns."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,9 @@ NONE = Recompute()
 """Save all activations."""
 
 
-def run(layers: Sequence[nn.Module], recompute: Recompute, x: Tensor, *inputs: Any) -> Tensor:
+def run(
+    layers: Sequence[Callable[..., States]], recompute: Recompute, x: States, *inputs: Any
+) -> States:
     """Pass states through layers; each gets `inputs`, too."""
     if not torch.is_grad_enabled() or recompute.granularity == "none":
         return _forward(layers, x, *inputs)
@@ -52,14 +56,18 @@ def run(layers: Sequence[nn.Module], recompute: Recompute, x: Tensor, *inputs: A
 
 
 def _by_groups(
-    layers: Sequence[nn.Module], size: int, call: Callable[..., Tensor], x: Tensor, *inputs: Any
-) -> Tensor:
+    layers: Sequence[Callable[..., States]],
+    size: int,
+    call: Callable[..., States],
+    x: States,
+    *inputs: Any,
+) -> States:
     for start in range(0, len(layers), size):
         x = call(_forward, layers[start : start + size], x, *inputs)
     return x
 
 
-def _forward(layers: Sequence[nn.Module], x: Tensor, *inputs: Any) -> Tensor:
+def _forward(layers: Sequence[Callable[..., States]], x: States, *inputs: Any) -> States:
     for layer in layers:
         x = layer(x, *inputs)
     return x

@@ -105,7 +105,7 @@ class ObjectiveBase(ABC):
             return None if array is None else to_device(array, self.device)
 
         further = {name: rank_tensor(array) for name, array in batch.further_inputs.items()}
-        if sample_numbers is not None and any(self.run.train.dropout.rates):
+        if sample_numbers is not None and self.drops:
             further["sample_numbers"] = to_device(sample_numbers, self.device)
         return MicroBatch(
             rank_tensor(batch.inputs),
@@ -115,6 +115,11 @@ class ObjectiveBase(ABC):
             batch.num_sample_labels,
             whole(batch.label_numbers),
         )
+
+    @property
+    def drops(self) -> bool:
+        """Whether a training drops numbers, by the numbers of samples."""
+        return any(self.run.train.dropout.rates)
 
     @property
     def needs_label_rows(self) -> bool:

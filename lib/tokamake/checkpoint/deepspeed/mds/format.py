@@ -75,6 +75,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
 
 def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Extent]:
     """Write the files without the data of their tensors; see `CheckpointFormat`."""
+    deepspeed_folder.check_model(checkpoint.architecture)
     layout, layers = target.layout, range(checkpoint.architecture.num_hidden_layers)
     extents: list[Extent] = []
     partitions = PartitionWriter(checkpoint, target)

@@ -232,6 +232,7 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
             f"--dtype {target.dtype}: this format holds {DTYPE} weights; leave the option out"
         )
     architecture = checkpoint.architecture
+    deepspeed_folder.check_model(architecture)
     assert architecture.vocab_size is not None
     name = f"global_step{checkpoint.progress.iteration}_universal"
     zero = folder / name / _ZERO
