@@ -63,6 +63,14 @@ def make(**train: Any) -> TrainSettings:
             {"objective": "ict", "ict": {"topk": [1, 20]}},
             "ict.topk: 20: more than the 8 blocks of a global batch; give smaller numbers",
         ),
+        (
+            {"objective": "ict", "ict": {"topk": 9}},
+            "ict.topk: 9: more than the 8 blocks of a global batch; give smaller numbers",
+        ),
+        (
+            {"objective": "ict", "ict": {"titles": "text"}},
+            "ict.titles: text: is the key of the text, too; name the key of the titles",
+        ),
         ({"objective": "ict", "pack_samples": True}, "pack_samples: true: objective ict has a row"),
         (
             {"objective": "ict", "masking": {"probability": 0.2}},

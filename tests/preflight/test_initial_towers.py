@@ -123,8 +123,12 @@ def test_other_families_start_no_towers(tmp_path: Path) -> None:
     t5 = {name: value for name, value in ENCODER.items() if name != "type_vocab_size"}
     other = Architecture(**{**t5, "family": "t5"})
     path = stated(tmp_path, SHAPES["separate"])
-    with pytest.raises(UserError, match="family: checkpoint t5, config biencoder"):
+    with pytest.raises(UserError) as error:
         initial_architecture(other, path, source="start")
+    assert str(error.value) == (
+        f"start: does not match model.architecture: the model is of family t5, and {path} of family"
+        " biencoder; name the matching file, or a bert for its towers"
+    )
 
 
 def test_towers_do_not_continue_a_training(run: Run) -> None:

@@ -1,13 +1,18 @@
 """The dry run refuses tokenizers without the tokens of a run, and models without its embeddings."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.support.random_tensors import random_tensors
+from tests.support.runs import write_start
 from tests.support.workflow_configs import make_tokenizer, read_config, train
 from tests.support.workflows import ARCHITECTURE
+from tokamake.checkpoint.convert import convert
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 pytestmark = pytest.mark.usefixtures("workspace_here")
@@ -88,3 +93,29 @@ def test_a_given_tokenizer_names_the_end_of_a_document() -> None:
     assert refused(tokenizer={"path": path}).startswith(
         "my.yaml: tokenizer.path: tokenizer/tokenizer.json: no eos_token in tokenizer_config.json"
     )
+
+
+def test_settings_and_tokenizers_that_do_not_fit_a_checkpoint_are_named(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    shape = Architecture(**{**ARCHITECTURE, "vocab_size": 2000})
+    write_start(Path("start"), shape, random_tensors(shape, 5))
+    convert(source=Path("start"), target=Path("hf"), format="hf")
+    other, own = make_tokenizer("other", "a b"), make_tokenizer("own", "c d e")
+
+    def notes(**tokenizer: Any) -> list[str]:
+        model = {"checkpoint": "hf"}
+        settings = train(finetune=True)
+        assert read_config(model=model, train=settings, tokenizer=tokenizer, is_main_process=True)
+        return [line for line in capsys.readouterr().err.splitlines() if "tokenizer" in line]
+
+    (note,) = notes(path=other)
+    assert "tokenizer.path: other: is it the tokenizer of model.checkpoint? it has " in note
+    shutil.copytree(own, "hf", dirs_exist_ok=True)
+    (note,) = notes(path=other)
+    assert note.endswith("model.checkpoint? hf/tokenizer.json is another tokenizer")
+    assert notes(path=own) == notes() == []
+    assert notes(kind="wordpiece", vocab_size=500) == [
+        "tokamake: tokenizer.kind and vocab_size: no effect: model.checkpoint has a tokenizer, "
+        "hf/tokenizer.json; remove them, or name another one in tokenizer.path"
+    ]

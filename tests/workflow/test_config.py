@@ -31,6 +31,14 @@ def refused(**config: Any) -> str:
     return str(caught.value)
 
 
+def test_sample_files_have_known_keys() -> None:
+    table = "corpus\tfiles\ttext_key\tweight\ncode\tresults/raw/code/*\ttext,title\t1\n"
+    assert refused(table=table, is_main_process=True) == (
+        "corpora.tsv:2: text_key: title: documents of sample_corpus have text, src, id; name one "
+        "of these keys"
+    )
+
+
 # What follows from a config
 
 

@@ -51,6 +51,13 @@ def initial_architecture(
     wanted = read_architecture(stated)
     if starts_towers(start, wanted):
         return tower_architecture(start, wanted, source=source, stated=stated)
+    if start.family != wanted.family:
+        towers = ", or a bert for its towers" if wanted.has_towers else ", or another checkpoint"
+        raise UserError(
+            f"{source}: does not match model.architecture: the model is of family {start.family}, "
+            f"and {stated} of family {wanted.family}; name the matching "
+            f"file{towers}"
+        )
     values, expected = dict(start), dict(wanted)
     # A dump leaves out a head_dim that follows from hidden_size: that would be a second line.
     names = wanted.model_dump().keys() | start.model_dump().keys()

@@ -3,6 +3,7 @@
 Facts are its files or, before they exist, the section `tokenizer` of the config.
 """
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,11 +12,14 @@ from tokamake.config.architecture import Architecture
 from tokamake.config.data import TokenizerSettings
 from tokamake.config.train_sections import FimSettings
 from tokamake.data.samples.fim.tokens import find_tokens
-from tokamake.data.tokenizers import open_tokenizer
+from tokamake.data.tokenizers import open_tokenizer, tokenizer_files
 from tokamake.data.tokenizers._sentinels import appended_texts
 from tokamake.errors import UserError, naming
 from tokamake.preflight.initial_models import InitialModel, naming_setting
 from tokamake.preflight.planned import WorkflowConfig
+
+_MOST_PADDING = 1024
+"""Embeddings that Megatron adds for tensor-parallel ranks are mostly fewer."""
 
 
 def check_fim(fim: FimSettings, tokenizer: Path | TokenizerSettings | None) -> None:
@@ -68,6 +72,8 @@ def check_planned_tokenizer(config: WorkflowConfig, models: Mapping[str, Initial
     setting = "tokenizer.path" if config.shared.tokenizer.path else "model.checkpoint"
     with naming_setting(next(iter(config.named_runs.values())).where, setting):
         entries = _entries(config, tokenizer)
+    if given and setting == "model.checkpoint":
+        _note_unused(config, tokenizer=given[0])
     checked = list[FimSettings]()
     for name, run in config.runs.items():
         where, fim, initial = config.named_runs[name].where, run.train.fim, models.get(name)
@@ -84,6 +90,44 @@ def check_planned_tokenizer(config: WorkflowConfig, models: Mapping[str, Initial
             with naming_setting(where, setting):
                 path = run.tokenizer.path or tokenizer
                 check_embeddings(path, initial.architecture, source=source)
+                _note_other(path, initial.architecture, folder=run.model.folder, run=name)
+
+
+def _note_unused(config: WorkflowConfig, *, tokenizer: object) -> None:
+    """Name settings of a tokenizer to train that have no effect."""
+    settings = config.shared.tokenizer
+    unused = [name for name in ("kind", "vocab_size") if name in settings.model_fields_set]
+    if unused:
+        print(
+            f"tokamake: tokenizer.{' and '.join(unused)}: no effect: model.checkpoint has a "
+            f"tokenizer, {tokenizer}; remove them, or name another one in tokenizer.path",
+            file=sys.stderr,
+        )
+
+
+def _note_other(path: Path, architecture: Architecture, *, folder: Path, run: str) -> None:
+    """Say that the tokenizer seems to be another one than the one of a checkpoint."""
+    try:
+        _, beside = tokenizer_files(folder)
+    except UserError:
+        beside = []
+    tokenizer = open_tokenizer(path)
+    assert architecture.vocab_size is not None
+    num_unused = architecture.vocab_size - tokenizer.vocab_size
+    if beside and open_tokenizer(folder).fingerprint != tokenizer.fingerprint:
+        reason = f"{beside[0]} is another tokenizer"
+    elif not beside and num_unused >= _MOST_PADDING:
+        reason = (
+            f"it has {tokenizer.vocab_size:,} entries, and {folder} {architecture.vocab_size:,} "
+            "embeddings"
+        )
+    else:
+        return
+    print(
+        f"tokamake: run {run}: tokenizer.path: {path}: is it the tokenizer of model.checkpoint? "
+        f"{reason}",
+        file=sys.stderr,
+    )
 
 
 def _entries(config: WorkflowConfig, tokenizer: Path | TokenizerSettings) -> int | None:

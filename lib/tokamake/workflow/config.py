@@ -15,8 +15,8 @@ from tokamake.config.root import Config
 from tokamake.config.runs import NamedRun, read_runs
 from tokamake.config.schedule import unfinished_warmup
 from tokamake.config_files import parse_yaml
-from tokamake.data.corpus.corpora import Corpus, check_rows, merge_tables, read_corpora
-from tokamake.data.corpus.sample_corpus import sample_names
+from tokamake.data.corpus.corpora import Corpus, check_rows, merge_tables, patterns, read_corpora
+from tokamake.data.corpus.sample_corpus import KEYS, sample_names
 from tokamake.data.mixture.weigh import read_listed_corpora
 from tokamake.errors import UserError
 from tokamake.preflight.data import check_earlier_keys, check_splits, held_out_splits
@@ -122,6 +122,19 @@ def read_workflow_config(
     )
 
 
+def _check_sample_keys(config: WorkflowConfig) -> None:
+    """Check the text keys of files that `sample_corpus` will write."""
+    folders = tuple(f"results/raw/{corpus}/" for corpus in config.shared.sample_corpus)
+    for corpus in config.corpora.values():
+        if corpus.template or not all(path.startswith(folders) for path in patterns(corpus)):
+            continue
+        if missing := [key for key in corpus.text_key.split(",") if key not in KEYS]:
+            raise UserError(
+                f"{corpus.where}: text_key: {missing[0]}: documents of sample_corpus have "
+                f"{', '.join(KEYS)}; name one of these keys"
+            )
+
+
 def check_workflow_config(config: WorkflowConfig, *, is_main_process: bool) -> None:
     """Check the data, models and files that a config names; the main process opens checkpoints."""
     pretrained = {name: config.named_runs[name] for name in config.runs}
@@ -130,6 +143,7 @@ def check_workflow_config(config: WorkflowConfig, *, is_main_process: bool) -> N
         check_empty(config.corpora, config.plan)
         check_indexes(config.corpora, config.plan, previous=config.previous_plan)
         check_repeated(config.tables.values(), config.plan)
+        _check_sample_keys(config)
     models = check_initial_models(pretrained, is_main_process=is_main_process)
     if is_main_process:
         for where, files in check_finetuned(config.named_runs, models).items():

@@ -44,7 +44,7 @@ def stack_of(architecture: Architecture) -> str:
     if not name:
         raise UserError(
             f"format: megatron.core has no model of family {architecture.family}; choose the "
-            "format megatron, hf or native"
+            "format megatron, mds, universal, hf or native"
         )
     return name
 

@@ -22,6 +22,10 @@ _SHORTEST_DOCSTRING = 160
 _STATEMENTS = (ast.stmt, ast.ExceptHandler, ast.match_case)
 
 
+KEYS = ("text", "src", "id")
+"""Keys of the documents."""
+
+
 def sample_corpus(*, settings: str, output: Path) -> None:
     """Write small corpora from the installed Python standard library.
 

@@ -21,9 +21,16 @@ class Data(SentenceData):
     word_use = "needs [CLS] and [SEP], which a WordPiece tokenizer has"
 
     def check_settings(self, train: TrainFields) -> None:
-        """Also refuse samples that share rows, and accuracies over more blocks than there are."""
+        """Also refuse texts as titles, samples that share rows, and accuracies over too many
+        blocks."""
         super().check_settings(train)
-        if (most := max(objective_section(train).topk, default=0)) > train.global_batch_size:
+        section = objective_section(train)
+        if section.titles == section.text:
+            raise ValueError(
+                f"ict.titles: {section.titles}: is the key of the text, too; name the key of the "
+                "titles, or set it to ''"
+            )
+        if (most := max(section.topk, default=0)) > train.global_batch_size:
             raise ValueError(
                 f"ict.topk: {most}: more than the {train.global_batch_size} blocks of a global "
                 "batch; give smaller numbers"

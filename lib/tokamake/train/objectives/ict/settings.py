@@ -1,10 +1,14 @@
 """Section `train.ict`."""
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from tokamake.config.objective import ObjectiveSection
+
+
+def _as_tuple(value: Any) -> Any:
+    return (value,) if isinstance(value, int) else value
 
 
 class Section(ObjectiveSection):
@@ -24,6 +28,7 @@ class Section(ObjectiveSection):
     score_scaling: bool = False
     """Divide scores by the square root of the hidden size; Megatron's
     --retriever-score-scaling."""
-    topk: tuple[Annotated[int, Field(ge=1)], ...] = (1, 5)
+    topk: Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_as_tuple)] = (1, 5)
     """Validations measure how often the block of a query is among this many best ones of its
-    batch; Megatron's --retriever-report-topk-accuracies."""
+    batch: a number, or several; empty: they measure the loss alone. Megatron's
+    --retriever-report-topk-accuracies."""
