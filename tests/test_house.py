@@ -32,7 +32,7 @@ COMMANDS = subcommands.COMMANDS
 STAGES, TOOLS = subcommands.commands(subcommands.STAGES), subcommands.commands(subcommands.TOOLS)
 
 # Rules without a command: targets, and the report, which Snakemake writes.
-TARGETS = {"all", "data", "detoxify"}
+TARGETS = {"all", "data", "detoxify", "retrieval"}
 NO_COMMAND = {*TARGETS, "report"}
 # Rules whose command has another name.
 OTHER_NAME = {

@@ -142,6 +142,36 @@ STAGES = {
         ),
         "compare": Command("report", "results/small results/large --output comparison"),
     },
+    "Retrieval": {
+        "embed-passages": Command(
+            "retrieval", "passages.tsv --checkpoint results/ict/training --output blocks/wiki.json"
+        ),
+        "embed-questions": Command(
+            "retrieval",
+            "questions.tsv --checkpoint results/ict/training --output questions/nq.json",
+        ),
+        "embed-blocks": Command(
+            "retrieval",
+            "merged/wiki-0000_text --checkpoint results/ict/training"
+            " --output blocks/wiki-0000.json",
+        ),
+        "index-blocks": Command(
+            "retrieval", "embeddings/wiki --factory IVF1024,Flat --output wiki.json"
+        ),
+        "search": Command(
+            "retrieval", "--queries embeddings/questions --index wiki.json --output found.json"
+        ),
+        "search-bm25": Command(
+            "retrieval", "--questions questions.tsv --passages passages.tsv --output bm25.json"
+        ),
+        "evaluate-retrieval": Command(
+            "retrieval",
+            "found.json --questions questions.tsv --passages passages.tsv --output recall.json",
+        ),
+        "plot-retrieval": Command(
+            "report", "recall/nq.json --bm25 bm25/recall/nq.json --output retrieval.html"
+        ),
+    },
 }
 """Subcommands that rules of the workflow call, in groups, in the order of the data's way."""
 
@@ -176,18 +206,6 @@ TOOLS = {
         "complete": Command("serve", "localhost:5000 --prompts prompts.txt"),
     },
     "Retrieval": {
-        "embed-passages": Command(
-            "retrieval", "passages.tsv --checkpoint results/ict/training --output blocks/wiki.json"
-        ),
-        "embed-questions": Command(
-            "retrieval",
-            "questions.tsv --checkpoint results/ict/training --output questions/nq.json",
-        ),
-        "embed-blocks": Command(
-            "retrieval",
-            "merged/wiki-0000_text --checkpoint results/ict/training"
-            " --output blocks/wiki-0000.json",
-        ),
         "chunk-documents": Command(
             "retrieval", "merged/web-0000_text_document --tokenizer gpt2 --output chunks/web.json"
         ),
@@ -209,19 +227,6 @@ TOOLS = {
             "retrieval",
             "index --data-root . --split train --dataset web-0000_text_document"
             " --queries asked/train/web-0000 --nprobe 64",
-        ),
-        "index-blocks": Command(
-            "retrieval", "embeddings/wiki --factory IVF1024,Flat --output wiki.json"
-        ),
-        "search": Command(
-            "retrieval", "--queries embeddings/questions --index wiki.json --output found.json"
-        ),
-        "search-bm25": Command(
-            "retrieval", "--questions questions.tsv --passages passages.tsv --output bm25.json"
-        ),
-        "evaluate-retrieval": Command(
-            "retrieval",
-            "found.json --questions questions.tsv --passages passages.tsv --output recall.json",
         ),
     },
     "Training": {

@@ -22,6 +22,7 @@ from tokamake.retrieval.dataset_blocks import open_blocks
 from tokamake.retrieval.embed_blocks import embed_blocks
 from tokamake.retrieval.embed_passages import embed_passages
 from tokamake.retrieval.embed_questions import embed_questions
+from tokamake.retrieval.embedding_options import EmbeddingOptions
 from tokamake.retrieval.embeddings import open_embeddings
 from tokamake.retrieval.text_vectors import Embedder
 from tokamake.runtime.ranks import Ranks
@@ -60,9 +61,17 @@ def embed(folder: Path, sentences: SentenceData, output: Path, **options: Any) -
         checkpoint=folder / "model",
         tokenizer=sentences.tokenizer,
         output=output / "wiki.json",
-        **{"sequence_length": LENGTH, "number": 2, **options},
+        options=reading(**{name: options.pop(name) for name in READING if name in options}),
+        **{"number": 2, **options},
     )
     return open_embeddings(output, verify=True)
+
+
+READING = ("sequence_length", "batch_size")
+
+
+def reading(**options: int) -> EmbeddingOptions:
+    return EmbeddingOptions(**{"sequence_length": LENGTH, **options})
 
 
 @pytest.mark.parametrize("titles", ["title", ""])
@@ -104,8 +113,7 @@ def on_ranks(folder: Path, tokenizer: Path, output: Path) -> None:
         folder / "model",
         "block",
         tokenizer=tokenizer,
-        sequence_length=LENGTH,
-        batch_size=4,
+        options=reading(batch_size=4),
         peers=peers,
     )
     blocks = open_blocks(folder / "wiki_text", text="text", titles="title", length=LENGTH)
@@ -175,7 +183,7 @@ def test_complete_passages_and_questions_are_not_embedded_again(
     folder: Path, sentences: SentenceData, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options: dict[str, Any] = {"checkpoint": folder / "model", "tokenizer": sentences.tokenizer}
-    options |= {"sequence_length": LENGTH}
+    options |= {"options": reading()}
     passages, questions = tmp_path / "passages.tsv", tmp_path / "questions.tsv"
     for text, is_complete in [("one", False), ("one", True), ("two", False)]:
         passages.write_text(f"id\ttext\n1\t{text}\n")
@@ -190,6 +198,7 @@ def test_complete_passages_and_questions_are_not_embedded_again(
     [
         ("1\tone\n2\ttwo\n1\tthree\n", r"passages.tsv: the id 1 occurs twice; embed each passage"),
         ("1\tone\nx\ttwo\n", r"passages.tsv:3: the id is 'x'; give each passage a whole number"),
+        ("", r"passages.tsv: no passage; write rows id<TAB>text<TAB>title, or leave the file out"),
     ],
 )
 def test_wrong_passages_are_named_before_any_is_embedded(
@@ -207,7 +216,7 @@ def test_wrong_passages_are_named_before_any_is_embedded(
             [tmp_path / "passages.tsv"],
             checkpoint=folder / "model",
             tokenizer=sentences.tokenizer,
-            sequence_length=LENGTH,
+            options=reading(),
             output=tmp_path / "wiki.json",
         )
 
@@ -220,7 +229,7 @@ def test_passages_and_questions_have_a_tower_each(
     (tmp_path / "passages.tsv").write_text("\n".join(["id\ttext\ttitle", *lines]) + "\n")
     (tmp_path / "questions.tsv").write_text('one\t["two"]\nfour five\t["six"]\n')
     options: dict[str, Any] = {"checkpoint": folder / "model", "tokenizer": sentences.tokenizer}
-    options |= {"sequence_length": LENGTH, "batch_size": 2}
+    options |= {"options": reading(batch_size=2)}
     embed_passages([tmp_path / "passages.tsv"], output=tmp_path / "p" / "wiki.json", **options)
     embed_questions(tmp_path / "questions.tsv", output=tmp_path / "q" / "nq.json", **options)
     encode, oracle = open_tokenizer(sentences.tokenizer).encode_batch, Oracle(SHAPE)

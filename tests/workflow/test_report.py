@@ -18,6 +18,7 @@ from tokamake.workflow.report import (
     ENCODER_FIGURES,
     FIGURES,
     FINETUNE_FIGURES,
+    RETRIEVAL_FIGURES,
     ReportRules,
     figure_outputs,
     figure_rules,
@@ -28,7 +29,13 @@ from tokamake.workflow.report import (
 
 def test_captions_exist_for_all_figures() -> None:
     assert len(FIGURES) > 5
-    for figure in (*FIGURES, *ENCODER_FIGURES, *FINETUNE_FIGURES, *DETOXIFY_FIGURES):
+    for figure in (
+        *FIGURES,
+        *ENCODER_FIGURES,
+        *FINETUNE_FIGURES,
+        *DETOXIFY_FIGURES,
+        *RETRIEVAL_FIGURES,
+    ):
         assert (ROOT / "workflow/rules" / figure.caption).read_text().strip()
 
 
@@ -65,9 +72,16 @@ def test_detoxified_runs_have_a_table() -> None:
     assert output == "results/{run}/detoxify/detoxification.html"
 
 
+def test_searches_have_a_page() -> None:
+    config: Any = SimpleNamespace(runs=runs(a="ict"), finetuned={}, shared=shared())
+    assert figure_rules(config) == ["plot_encoder"]
+    config.shared.retrieval = SimpleNamespace(questions={"nq": "nq.tsv"})
+    assert figure_rules(config) == ["plot_encoder", "plot_retrieval"]
+
+
 def shared(detoxify: Any = None) -> Any:
     """Sections that runs share."""
-    return SimpleNamespace(detoxify=detoxify)
+    return SimpleNamespace(detoxify=detoxify, retrieval=None)
 
 
 def runs(**objectives: str) -> dict[str, Any]:

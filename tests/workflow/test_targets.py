@@ -12,6 +12,7 @@ import pytest
 from tests.support.workflow_configs import read_config, train, write_runs
 from tokamake.workflow.checkpoints import CheckpointRules
 from tokamake.workflow.detoxify import DetoxifyRules
+from tokamake.workflow.retrieval import RetrievalRules
 from tokamake.workflow.segments import SegmentRules
 from tokamake.workflow.targets import Targets
 from tokamake.workflow.tasks import TaskRules
@@ -79,6 +80,7 @@ def make_targets(*, snakemake: Any = None, **config: Any) -> Targets:
         segments=segments,
         tasks=TaskRules(checked, segments),
         detoxify=DetoxifyRules(checked, CheckpointRules(checked)),
+        retrieval=RetrievalRules(checked, is_main_process=True),
         doctor=cast("Any", SimpleNamespace(report="results/doctor/local-1-nodes-2-ranks.json")),
     )
 

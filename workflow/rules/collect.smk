@@ -18,4 +18,12 @@ if CONFIG.shared.detoxify:
             expand(rules.plot_detoxified.output, run=CONFIG.runs),
 
 
+if CONFIG.shared.retrieval:
+
+    rule retrieval:
+        "Measure how often the models of all runs find the answer to a question."
+        input:
+            lambda wildcards: retrieval_rules.products,
+
+
 finish(SNAKEMAKE, FUNCTIONS)

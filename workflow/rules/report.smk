@@ -117,6 +117,7 @@ rule report:
             else []
         ),
         expand(rules.plot_detoxified.output, run=CONFIG.runs) if CONFIG.shared.detoxify else [],
+        (lambda wildcards: retrieval_rules.products) if CONFIG.shared.retrieval else [],
     output:
         html=f"{DATA_SET.shared}/report.html",
         config=f"{DATA_SET.shared}/config.json",

@@ -10,7 +10,7 @@ DEFAULT = "default"
 """Value of `data_set` in a config without it."""
 RESERVED_NAMES = (
     *("shards", "merged", "batches", "hashes", "duplicates", "metadata"),
-    *("near_duplicates", "repeats", "detoxify"),
+    *("near_duplicates", "repeats", "detoxify", "bm25"),
     *("extended_tokenizer", "metadata.json", "plan.json", "data_set.json"),
 )
 """Files and folders in results/data: no `data_set` has such a name."""
@@ -72,6 +72,11 @@ class DataSet(NamedTuple):
     def kept_texts(self) -> str:
         """Raw file of the least toxic of these texts."""
         return f"{self.detoxify}/kept.jsonl"
+
+    @property
+    def bm25(self) -> str:
+        """Folder of the searches by words, which no run decides."""
+        return f"{self.folder}/bm25"
 
     @property
     def metadata(self) -> str:

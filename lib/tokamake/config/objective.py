@@ -53,6 +53,7 @@ class ObjectiveData:
             encoder or encoder_decoder. Empty: `train.objective` cannot name it.
         has_sentences: whether the sequences of its datasets are sentences, not documents.
         generates: whether its models predict the next token: evaluate and generate take them.
+        embeds: whether its models give texts vectors: the section `retrieval` searches with them.
         masks: whether it masks words, by the settings of `train.masking`.
         has_padding: whether samples may be shorter than `train.sequence_length`.
         has_epochs: whether samples are rows of files, which no index orders.
@@ -63,6 +64,7 @@ class ObjectiveData:
     has_sentences = False
     masks = False
     generates = False
+    embeds = False
     has_padding = False
     has_epochs = False
     megatron_program = ""

@@ -15,6 +15,7 @@ from tokamake.config.finetune import FinetuneSettings, check_train_settings
 from tokamake.config.model import CheckpointForms, ModelSettings, parse_export_format
 from tokamake.config.objective import objective_data
 from tokamake.config.optimization import zero_file_optimizers
+from tokamake.config.retrieval import RetrievalSettings
 from tokamake.config.tasks import Tasks
 from tokamake.config.training import TrainSettings, check_finetune
 from tokamake.errors import UserError
@@ -136,6 +137,8 @@ class Config(Settings):
     detoxify: DetoxifySettings | None = None
     """Detoxification: the initial model writes texts, the runs train on the least toxic ones, and
     toxicity is measured before and after. Empty: none."""
+    retrieval: RetrievalSettings | None = None
+    """Search with the biencoders of the runs, and its recall. Empty: none."""
     evaluate: EvaluateSettings = EvaluateSettings()
     """Evaluation."""
     generate: GenerateSettings = GenerateSettings()

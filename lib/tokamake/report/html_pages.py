@@ -30,6 +30,9 @@ dd { margin: 0; overflow-wrap: anywhere; }
   font: 14px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 .sample del { background: #fbdada; text-decoration-color: #b3261e; }
 .sample ins { background: #d9f2dc; text-decoration: none; }
+.question { margin: 0 0 2rem; }
+.question .sample { margin: 0.5rem 0 0; }
+.sample.hit { border-left-color: #2e7d32; }
 details { margin: 0.4rem 0; }
 summary { cursor: pointer; margin-bottom: 0.4rem; }
 .note { margin: 0.2rem 0 0; color: #6b7480; white-space: normal;
@@ -75,6 +78,19 @@ def sample(prompt: str, text: str, note: str) -> str:
     """Format a sample: the prompt in bold, then the text. Keep line ends."""
     return (
         f'<div class="sample"><strong>{escape(prompt)}</strong>{escape(text)}'
+        f'<p class="note">{escape(note)}</p></div>'
+    )
+
+
+def found(heading: str, text: str, *, marked: str | None, note: str) -> str:
+    """Format a text that a search found; `marked` is the part that answers. None: it does not."""
+    shown = escape(text)
+    if marked:
+        part = escape(marked)
+        shown = shown.replace(part, f"<ins>{part}</ins>", 1)
+    kind = "sample" if marked is None else "sample hit"
+    return (
+        f'<div class="{kind}"><strong>{escape(heading)}</strong>\n{shown}'
         f'<p class="note">{escape(note)}</p></div>'
     )
 

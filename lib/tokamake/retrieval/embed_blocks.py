@@ -1,6 +1,12 @@
 """Stage `embed-blocks`: vectors of the blocks of a dataset, by the tower of blocks."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokamake.retrieval.embedding_options import DEFAULTS, EmbeddingOptions
+
+if TYPE_CHECKING:
+    from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 
 
 def embed_blocks(
@@ -10,11 +16,10 @@ def embed_blocks(
     checkpoint: Path,
     output: Path,
     tokenizer: Path | None = None,
-    text: str = "text",
-    titles: str = "title",
-    sequence_length: int | None = None,
+    text: str | None = None,
+    titles: str | None = None,
     number: int = 0,
-    batch_size: int = 64,
+    options: EmbeddingOptions = DEFAULTS,
 ) -> None:
     """Embed the blocks of a dataset of sentences to a shard of embeddings.
 
@@ -29,37 +34,30 @@ def embed_blocks(
         output: manifest to write, NAME.json; NAME.npy and NAME.ids.npy are beside it.
         tokenizer: tokenizer of the model; by default, the tokenizer beside its weights, or the
             tokenizer that the run.yaml of the checkpoint names.
-        text: key of the texts in the dataset's name.
-        titles: key of the titles in the name of their dataset; empty: blocks have no titles.
-        sequence_length: most tokens of a block; by default as in the training of the model, else
-            as many as it sees.
+        text: key of the texts in the dataset's name; by default as in the training of the model,
+            else text.
+        titles: key of the titles in the name of their dataset; empty: blocks have no titles. By
+            default as in the training of the model, else title.
         number: number of this dataset among the ones that are embedded; ids are number × 2^32 +
             block.
-        batch_size: blocks per forward pass of a rank.
+        options: how the model reads texts.
     """
     from tokamake import files
     from tokamake.data.indexed.manifest import check_tokenizer
     from tokamake.data.indexed.paths import bin_path, idx_path
     from tokamake.errors import UserError
-    from tokamake.inference.layout import peers
     from tokamake.retrieval.dataset_blocks import BLOCK_BITS, find_titles, open_blocks
-    from tokamake.retrieval.products import check_name
-    from tokamake.retrieval.text_vectors import Embedder
+    from tokamake.retrieval.text_vectors import opened_embedder
     from tokamake.runtime.console import counted
 
-    check_name(output)
     if not 0 <= number < 1 << (63 - BLOCK_BITS):
         raise UserError(f"--number: {number}: give 0 to {(1 << (63 - BLOCK_BITS)) - 1}")
-    with peers() as ranks:
-        embedder = Embedder(
-            checkpoint,
-            "block",
-            tokenizer=tokenizer,
-            sequence_length=sequence_length,
-            batch_size=batch_size,
-            peers=ranks,
-        )
+    with opened_embedder(
+        checkpoint, "block", tokenizer=tokenizer, options=options, output=output
+    ) as embedder:
+        ranks = embedder.peers
         with ranks.together():
+            text, titles = _keys(embedder.checkpoint, text, titles=titles)
             blocks = open_blocks(prefix, text=text, titles=titles, length=embedder.length)
             check_tokenizer(prefix, embedder.tokenizer)
             made_from = {
@@ -80,3 +78,14 @@ def embed_blocks(
             ranks.ranks.print_once(
                 f"{prefix}: {documents} without a block, for a sentence of more than 512 tokens"
             )
+
+
+def _keys(checkpoint: "Checkpoint", text: str | None, *, titles: str | None) -> tuple[str, str]:
+    """Keys of texts and titles: as given, as in the training of the model, else the defaults."""
+    from tokamake.checkpoint.load_model import run_of
+    from tokamake.train.objectives.ict.settings import Section
+
+    run = run_of(checkpoint)
+    section = getattr(run.train, "ict", None) if run else None
+    section = section or Section()
+    return section.text if text is None else text, section.titles if titles is None else titles

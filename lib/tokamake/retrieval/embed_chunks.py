@@ -36,23 +36,19 @@ def embed_chunks(
     from tokamake.data.indexed.manifest import check_tokenizer
     from tokamake.data.samples.index_folder import identity
     from tokamake.data.tokenizers import open_tokenizer
-    from tokamake.inference.layout import peers
     from tokamake.retrieval.chunk_tables import open_table
     from tokamake.retrieval.chunk_texts import document_chunks, embedded_texts
-    from tokamake.retrieval.products import check_name
-    from tokamake.retrieval.text_vectors import Embedder
+    from tokamake.retrieval.embedding_options import EmbeddingOptions
+    from tokamake.retrieval.text_vectors import opened_embedder
 
-    check_name(output)
-    with peers() as ranks:
-        embedder = Embedder(
-            checkpoint,
-            "chunk",
-            tokenizer=checkpoint_tokenizer,
-            sequence_length=None,
-            batch_size=batch_size,
-            peers=ranks,
-        )
-        with ranks.together():
+    with opened_embedder(
+        checkpoint,
+        "chunk",
+        tokenizer=checkpoint_tokenizer,
+        options=EmbeddingOptions(batch_size=batch_size),
+        output=output,
+    ) as embedder:
+        with embedder.peers.together():
             opened, dataset = open_tokenizer(tokenizer), IndexedDataset(prefix)
             check_tokenizer(prefix, opened)
             measured = identity(prefix.parent, prefix.name, thorough=True)

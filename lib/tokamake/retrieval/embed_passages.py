@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from tokamake.retrieval.embedding_options import DEFAULTS, EmbeddingOptions
+
 
 def embed_passages(
     passages: list[Path],
@@ -10,8 +12,7 @@ def embed_passages(
     checkpoint: Path,
     output: Path,
     tokenizer: Path | None = None,
-    sequence_length: int | None = None,
-    batch_size: int = 64,
+    options: EmbeddingOptions = DEFAULTS,
 ) -> None:
     """Embed the passages of files to a shard of embeddings.
 
@@ -26,27 +27,16 @@ def embed_passages(
         output: manifest to write, NAME.json; NAME.npy and NAME.ids.npy are beside it.
         tokenizer: tokenizer of the model; by default, the tokenizer beside its weights, or the
             tokenizer that the run.yaml of the checkpoint names.
-        sequence_length: most tokens of a passage; by default as in the training of the model, else
-            as many as it sees.
-        batch_size: passages per forward pass of a rank.
+        options: how the model reads texts.
     """
     from tokamake import files
-    from tokamake.inference.layout import peers
     from tokamake.retrieval.evidence import check_evidence, read_evidence
-    from tokamake.retrieval.products import check_name
-    from tokamake.retrieval.text_vectors import Embedder
+    from tokamake.retrieval.text_vectors import opened_embedder
 
-    check_name(output)
-    with peers() as ranks:
-        embedder = Embedder(
-            checkpoint,
-            "block",
-            tokenizer=tokenizer,
-            sequence_length=sequence_length,
-            batch_size=batch_size,
-            peers=ranks,
-        )
-        with ranks.together():
+    with opened_embedder(
+        checkpoint, "block", tokenizer=tokenizer, options=options, output=output
+    ) as embedder:
+        with embedder.peers.together():
             check_evidence(passages)
             made_from = {"passages": [files.sha256(path) for path in passages]}
         texts = (

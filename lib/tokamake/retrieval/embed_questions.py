@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from tokamake.retrieval.embedding_options import DEFAULTS, EmbeddingOptions
+
 
 def embed_questions(
     questions: Path,
@@ -10,8 +12,7 @@ def embed_questions(
     checkpoint: Path,
     output: Path,
     tokenizer: Path | None = None,
-    sequence_length: int | None = None,
-    batch_size: int = 64,
+    options: EmbeddingOptions = DEFAULTS,
 ) -> None:
     """Embed the questions of a file to a shard of embeddings; ids count them from 0.
 
@@ -22,27 +23,16 @@ def embed_questions(
         output: manifest to write, NAME.json; NAME.npy and NAME.ids.npy are beside it.
         tokenizer: tokenizer of the model; by default, the tokenizer beside its weights, or the
             tokenizer that the run.yaml of the checkpoint names.
-        sequence_length: most tokens of a question; by default as in the training of the model, else
-            as many as it sees.
-        batch_size: questions per forward pass of a rank.
+        options: how the model reads texts.
     """
     from tokamake import files
-    from tokamake.inference.layout import peers
-    from tokamake.retrieval.products import check_name
     from tokamake.retrieval.questions import read_questions
-    from tokamake.retrieval.text_vectors import Embedder
+    from tokamake.retrieval.text_vectors import opened_embedder
 
-    check_name(output)
-    with peers() as ranks:
-        embedder = Embedder(
-            checkpoint,
-            "query",
-            tokenizer=tokenizer,
-            sequence_length=sequence_length,
-            batch_size=batch_size,
-            peers=ranks,
-        )
-        with ranks.together():
+    with opened_embedder(
+        checkpoint, "query", tokenizer=tokenizer, options=options, output=output
+    ) as embedder:
+        with embedder.peers.together():
             asked = read_questions(questions)
             made_from = {"questions": files.sha256(questions)}
         texts = (embedder.tokenized(row, each.text) for row, each in enumerate(asked))

@@ -36,23 +36,19 @@ def embed_samples(
     """
     from tokamake.data.indexed.manifest import check_tokenizer
     from tokamake.data.tokenizers import open_tokenizer
-    from tokamake.inference.layout import peers
     from tokamake.retrieval.chunk_texts import embedded_texts
-    from tokamake.retrieval.products import check_name
-    from tokamake.retrieval.text_vectors import Embedder
+    from tokamake.retrieval.embedding_options import EmbeddingOptions
+    from tokamake.retrieval.text_vectors import opened_embedder
     from tokamake.train.objectives.retro.samples import ChunkedSamples
 
-    check_name(output)
-    with peers() as ranks:
-        embedder = Embedder(
-            checkpoint,
-            "chunk",
-            tokenizer=checkpoint_tokenizer,
-            sequence_length=None,
-            batch_size=batch_size,
-            peers=ranks,
-        )
-        with ranks.together():
+    with opened_embedder(
+        checkpoint,
+        "chunk",
+        tokenizer=checkpoint_tokenizer,
+        options=EmbeddingOptions(batch_size=batch_size),
+        output=output,
+    ) as embedder:
+        with embedder.peers.together():
             opened = open_tokenizer(tokenizer)
             samples = ChunkedSamples(index, split=split, data_root=data_root)
             number = samples.number(dataset)

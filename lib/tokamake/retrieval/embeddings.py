@@ -4,7 +4,7 @@ A shard is `NAME.npy` (fp16 vectors, (n, d)), `NAME.ids.npy` (int64 ids of passa
 queries, (n,)) and the manifest `NAME.json`. Shards are memory-mapped.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -168,33 +168,43 @@ class Embeddings:
         return taken
 
 
-def open_embeddings(folder: Path, *, verify: bool = False) -> Embeddings:
+def open_embeddings(
+    folder: Path, *, shards: Collection[str] = (), verify: bool = False
+) -> Embeddings:
     """Open a folder of shards, and compare them with their manifests.
 
     Args:
         folder: the folder.
+        shards: names of the shards to open; empty: all.
         verify: whether to hash all files; sizes are always compared.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: not a folder; give a folder of embeddings")
-    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
-    manifests = sorted(name for name in names if name.endswith(".json"))
-    known = {f"{name.removesuffix('.json')}{end}" for name in manifests for end in (_IDS, _VECTORS)}
-    if unfinished := sorted(name for name in names - known if name.endswith(".npy")):
-        raise UserError(f"{folder / unfinished[0]}: has no manifest; {_REMEDY}")
-    shards = [_open_shard(folder / name, verify=verify) for name in manifests]
-    if not any(len(shard.ids) for shard in shards):
+    names = sorted(shards) or _complete_shards(folder)
+    opened = [_open_shard(folder / f"{name}.json", verify=verify) for name in names]
+    if not any(len(shard.ids) for shard in opened):
         raise UserError(f"{folder}: no embeddings; embed passages, blocks or queries there")
-    dimension = shards[0].facts["dimension"]
-    for shard in shards:
+    dimension = opened[0].facts["dimension"]
+    for shard in opened:
         if shard.facts["dimension"] != dimension:
             raise UserError(
                 f"{shard.manifest}: dimension {shard.facts['dimension']}, but "
-                f"{shards[0].manifest.name} has {dimension}; embed all shards with one model"
+                f"{opened[0].manifest.name} has {dimension}; embed all shards with one model"
             )
     for name in ("model", "tokenizer"):
-        _check_same(shards, name)
-    return Embeddings(folder, shards, dimension)
+        _check_same(opened, name)
+    return Embeddings(folder, opened, dimension)
+
+
+def _complete_shards(folder: Path) -> list[str]:
+    """Names of all shards of a folder, in order."""
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    manifests = sorted(name for name in names if name.endswith(".json"))
+    shards = [name.removesuffix(".json") for name in manifests]
+    known = {f"{name}{end}" for name in shards for end in (_IDS, _VECTORS)}
+    if unfinished := sorted(name for name in names - known if name.endswith(".npy")):
+        raise UserError(f"{folder / unfinished[0]}: has no manifest; {_REMEDY}")
+    return shards
 
 
 def _check_same(shards: list[EmbeddingShard], name: str) -> None:

@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokamake.config.retrieval import Match
 from tokamake.errors import UserError
-from tokamake.retrieval.questions import Match, Question
+from tokamake.retrieval.questions import Question
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,6 +13,8 @@ from tokamake.retrieval.rows import is_jsonl, read_objects, read_rows
 
 _COLUMNS = ("id", "text", "title")
 _LARGEST_ID = 2**63 - 1
+_FORM = "id<TAB>text<TAB>title"
+_SWAPPED = "a question with its answers, not a passage; give the file as questions"
 
 
 class EvidencePassage(NamedTuple):
@@ -30,11 +32,15 @@ def read_evidence(paths: Sequence[Path]) -> Iterator[EvidencePassage]:
     has objects with these keys. Titles may be missing.
 
     Raises:
-        UserError: a row is broken.
+        UserError: a row is broken, or a file has none.
     """
     for path in paths:
+        is_empty = True
         for where, values in read_objects(path) if is_jsonl(path) else _rows(path):
             yield _passage(where, values)
+            is_empty = False
+        if is_empty:
+            raise UserError(f"{path}: no passage; write rows {_FORM}, or leave the file out")
 
 
 def check_evidence(paths: Sequence[Path]) -> None:
@@ -49,9 +55,10 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if not header:
             header = row
             if not {"id", "text"} <= set(header) <= set(_COLUMNS):
+                if len(header) == 2 and header[1].lstrip().startswith("["):
+                    raise UserError(f"{where}: {_SWAPPED}")
                 raise UserError(
-                    f"{where}: the header is {' '.join(header)[:60]!r}; begin the file with "
-                    "id<TAB>text<TAB>title"
+                    f"{where}: the header is {' '.join(header)[:60]!r}; begin the file with {_FORM}"
                 )
         elif len(row) != len(header):
             raise UserError(
@@ -62,6 +69,8 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _passage(where: str, values: dict[str, Any]) -> EvidencePassage:
+    if "question" in values and "text" not in values:
+        raise UserError(f"{where}: has the key question: {_SWAPPED}")
     try:
         number = int(values.get("id", ""))
     except (TypeError, ValueError):

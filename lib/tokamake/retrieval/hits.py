@@ -7,10 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tokamake.config.retrieval import Match
 from tokamake.errors import UserError
 from tokamake.retrieval.evidence import EvidencePassage
 from tokamake.retrieval.found import Found
-from tokamake.retrieval.questions import FLAGS, Match, Question
+from tokamake.retrieval.questions import FLAGS, Question
 from tokamake.retrieval.words import words
 
 RANKS = (1, 5, 20, 100)
@@ -29,7 +30,7 @@ class Hits:
             found: results of the search.
             match: how answers match a passage.
         """
-        self._questions, self._found = questions, found
+        self._questions, self._found, self._match = questions, found, match
         self._finder = _word_finder if match == "string" else _pattern_finder
         self.ranks = [0] * len(questions)
         """Rank of the first hit of each question, from 1; 0: no passage has an answer."""
@@ -58,9 +59,25 @@ class Hits:
             if is_hit:
                 self.ranks[row] = min(rank, self.ranks[row] or rank)
             if is_sample:
-                text = passage.text[:_SAMPLE_CHARACTERS]
-                facts = {"id": passage.id, "title": passage.title, "text": text, "hit": is_hit}
-                self._passages[row, rank] = facts
+                answers = self._questions[row].answers if is_hit else []
+                text, answer = self._excerpt(passage.text, answers)
+                facts = {"id": passage.id, "title": passage.title, "text": text}
+                self._passages[row, rank] = {**facts, "hit": is_hit, "answer": answer}
+
+    def _excerpt(self, text: str, answers: list[str]) -> tuple[str, str]:
+        """Part of a text around the first answer, and the answer as the text has it, or ''."""
+        patterns = answers
+        if self._match == "string":
+            patterns = [r"\W*".join(map(re.escape, words(answer))) for answer in answers]
+        found = [match for pattern in patterns if (match := re.search(pattern, text, FLAGS))]
+        first = min(found, key=lambda match: match.start(), default=None)
+        start, answer = 0, ""
+        if first and first.group():
+            answer = first.group()[: _SAMPLE_CHARACTERS // 2]
+            if first.end() > _SAMPLE_CHARACTERS:
+                start = first.start() - _SAMPLE_CHARACTERS // 4
+        end = start + _SAMPLE_CHARACTERS
+        return "…" * (start > 0) + text[start:end] + "…" * (end < len(text)), answer
 
     def check_all_seen(self, found: Path) -> None:
         """Refuse files that lack a passage that the search found."""

@@ -8,6 +8,7 @@ def index_blocks(
     embeddings: Path,
     *,
     output: Path,
+    shards: tuple[str, ...] = (),
     factory: str = "Flat",
     train_vectors: int = 0,
     seed: int = 1,
@@ -20,6 +21,7 @@ def index_blocks(
     Args:
         embeddings: folder of embeddings.
         output: manifest to write, NAME.json; the index is NAME.faiss beside it.
+        shards: names of the shards to index; by default, all of the folder.
         factory: string of FAISS's index_factory, such as Flat, IVF1024,Flat, HNSW32 or
             IVF1024,PQ16.
         train_vectors: number of vectors to train on; 0: 256 for each centroid, at most all.
@@ -43,7 +45,7 @@ def index_blocks(
     check_name(output)
     check_outside(output, embeddings)
     check_not_negative({"--train-vectors": train_vectors, "--seed": seed, "--workers": workers})
-    store = open_embeddings(embeddings)
+    store = open_embeddings(embeddings, shards=shards)
     size = faiss_index.sample_size(factory, train_vectors, num_vectors=store.num_vectors)
     index = faiss_index.empty_index(factory, dimension=store.dimension, seed=seed)
     facts: dict[str, Any] = {

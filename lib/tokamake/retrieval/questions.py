@@ -5,17 +5,17 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
+from tokamake.config.retrieval import Match
 from tokamake.errors import UserError
 from tokamake.retrieval.rows import is_jsonl, read_objects, read_rows
 from tokamake.retrieval.words import words
 
-Match = Literal["string", "regex"]
-"""How an answer matches a passage: by its words, or as a regular expression."""
 _FORM = 'question<TAB>["answer", "other answer"]'
+_SWAPPED = "a passage, not a question with its answers; give the file as passages"
 FLAGS = re.IGNORECASE | re.MULTILINE
 
 
@@ -45,6 +45,8 @@ def read_questions(path: Path, *, match: Match | None = None) -> list[Question]:
 
 def _rows(path: Path) -> Iterator[tuple[str, Any, Any]]:
     for where, row in read_rows(path):
+        if {"id", "text"} <= set(row):
+            raise UserError(f"{where}: the header {' '.join(row)}: {_SWAPPED}")
         if len(row) != 2:
             raise UserError(f"{where}: {len(row)} fields instead of 2; write {_FORM}")
         yield where, row[0], _parsed(row[1])
@@ -66,6 +68,8 @@ def _parsed(text: str) -> Any:
 
 def _objects(path: Path) -> Iterator[tuple[str, Any, Any]]:
     for where, value in read_objects(path):
+        if "text" in value and "question" not in value:
+            raise UserError(f"{where}: has the key text: {_SWAPPED}")
         yield where, value.get("question"), value.get("answers")
 
 

@@ -16,6 +16,7 @@ def search(
     output: Path,
     index: Path | None = None,
     embeddings: Path | None = None,
+    shards: tuple[str, ...] = (),
     top_k: int = 100,
     nprobe: int = 0,
     ef_search: int = 0,
@@ -32,6 +33,7 @@ def search(
         index: manifest of `index-blocks`.
         embeddings: folder of embeddings: searched if there is no index, else compared with the
             folder that was indexed.
+        shards: names of the shards of that folder to search; by default, all.
         top_k: number of vectors to find for each query.
         nprobe: lists of an IVF index to search; 0: 1, as in FAISS. More find more, but take longer.
         ef_search: candidates in an HNSW graph; 0: 16, as in FAISS.
@@ -55,7 +57,9 @@ def search(
     check_not_negative({"--nprobe": nprobe, "--ef-search": ef_search, "--workers": workers})
     given = {"nprobe": nprobe, "efSearch": ef_search}
     parameters = {name: value for name, value in given.items() if value}
-    searched = open_searched(index, embeddings, parameters=parameters, workers=workers)
+    searched = open_searched(
+        index, embeddings, shards=shards, parameters=parameters, workers=workers
+    )
     asked = open_queries(queries)
     _check(asked, searched, queries=queries, top_k=top_k)
     facts = {"top_k": top_k, "queries": asked.facts, "searched": searched.facts}

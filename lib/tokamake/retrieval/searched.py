@@ -1,5 +1,6 @@
 """Vectors to search: embeddings, compared one by one, or an index of FAISS."""
 
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,8 +41,8 @@ class Searched(Protocol):
 class SearchedEmbeddings:
     """All embeddings of a folder: an exact search."""
 
-    def __init__(self, folder: Path) -> None:
-        self.path, self._store = folder, open_embeddings(folder)
+    def __init__(self, folder: Path, *, shards: Collection[str]) -> None:
+        self.path, self._store = folder, open_embeddings(folder, shards=shards)
         self.num_vectors, self.dimension = self._store.num_vectors, self._store.dimension
         self.facts: dict[str, Any] = {"embeddings": self._store.facts}
 
@@ -94,7 +95,12 @@ class SearchedIndex:
 
 
 def open_searched(
-    index: Path | None, embeddings: Path | None, *, parameters: dict[str, int], workers: int
+    index: Path | None,
+    embeddings: Path | None,
+    *,
+    shards: Collection[str] = (),
+    parameters: dict[str, int],
+    workers: int,
 ) -> Searched:
     """Open an index, or without one, embeddings; refuse an index of other embeddings."""
     if index is None:
@@ -103,10 +109,10 @@ def open_searched(
         if parameters:
             option = _OPTIONS[next(iter(parameters))]
             raise UserError(f"{option}: without --index, the search is exact; leave the option out")
-        return SearchedEmbeddings(embeddings)
+        return SearchedEmbeddings(embeddings, shards=shards)
     searched = SearchedIndex(index, parameters=parameters, workers=workers)
     if embeddings:
-        shards = open_embeddings(embeddings).facts["shards"]
-        if shards != searched.facts["embeddings"]["shards"]:
+        stored = open_embeddings(embeddings, shards=shards).facts["shards"]
+        if stored != searched.facts["embeddings"]["shards"]:
             raise UserError(f"--index: {index} has other embeddings than {embeddings}; {REMEDY}")
     return searched

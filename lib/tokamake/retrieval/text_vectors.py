@@ -7,7 +7,7 @@ suffixes: B texts, L tokens, D width of the vectors.
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -32,8 +32,11 @@ from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 from tokamake.data.samples.sentence_masking import special_tokens
 from tokamake.data.tokenizers import Tokenizer, open_tokenizer
 from tokamake.errors import UserError
-from tokamake.inference.layout import Peers
+from tokamake.inference.layout import Peers, peers
+from tokamake.models.biencoder.hf import vector_width
+from tokamake.retrieval.embedding_options import EmbeddingOptions
 from tokamake.retrieval.embeddings import is_embedded, new_shard
+from tokamake.retrieval.products import check_name
 from tokamake.runtime.console import counted
 from tokamake.train.objectives.ict.blocks import with_special_tokens
 
@@ -68,12 +71,6 @@ class TextTower:
 
     def __init__(self, checkpoint: Checkpoint, side: Side, *, peers: Peers) -> None:
         shape = checkpoint.architecture
-        if shape.family not in EMBEDDERS[side]:
-            bert = "a BERT, or " if "bert" in EMBEDDERS[side] else ""
-            raise UserError(
-                f"{checkpoint.path}: a model of family {shape.family}; name {bert}a biencoder, "
-                "which objective ict trains"
-            )
         self._peers, ranks = peers, peers.ranks
         verify(checkpoint, rank=ranks.rank, world_size=ranks.world_size)
         names = sorted(model_tensors.shapes(shape))
@@ -87,7 +84,7 @@ class TextTower:
             return
         towers: dict[str, Any] = model.towers  # of queries and of blocks, or one of both
         self._tower = [*towers.values()][0 if side == "query" else -1]
-        self.dimension = shape.setting("projection_dim") or shape.hidden_size
+        self.dimension = vector_width(shape)
 
     def vectors(
         self, texts: Iterable[TokenizedText], *, batch_size: int
@@ -151,6 +148,7 @@ class Embedder:
     """Embeds texts to a shard of embeddings.
 
     Attributes:
+        checkpoint: the biencoder.
         tokenizer: tokenizer of the model.
         tokens: special tokens: cls, sep.
         length: most tokens of a text.
@@ -162,22 +160,27 @@ class Embedder:
         side: Side,
         *,
         tokenizer: Path | None,
-        sequence_length: int | None,
-        batch_size: int,
+        options: EmbeddingOptions,
         peers: Peers,
     ) -> None:
-        if batch_size < 1:
-            raise UserError(f"--batch-size: {batch_size}: give 1 or more")
-        self._peers, self._batch_size = peers, batch_size
+        if options.batch_size < 1:
+            raise UserError(f"--batch-size: {options.batch_size}: give 1 or more")
+        self.peers, self._batch_size = peers, options.batch_size
         with peers.together():
-            opened = open_any(checkpoint)
+            self.checkpoint = opened = open_any(checkpoint)
+            if (family := opened.architecture.family) not in EMBEDDERS[side]:
+                bert = "a BERT, or " if "bert" in EMBEDDERS[side] else ""
+                raise UserError(
+                    f"{opened.path}: a model of family {family}; name {bert}a biencoder, which "
+                    "objective ict trains"
+                )
             self.tokenizer = tokenizer_of(opened, tokenizer)
             stated = tokenizer_of_run(opened)
             if tokenizer and stated:
                 _check_same(tokenizer, self.tokenizer, stated=stated)
             path = tokenizer or opened.path
             self.tokens = special_tokens(self.tokenizer, ("cls", "sep"), path=path)
-            self.length = sequence_length_of(opened, sequence_length)
+            self.length = sequence_length_of(opened, options.sequence_length)
             if self.length < _SHORTEST:
                 raise UserError(
                     f"--sequence-length: {self.length}: too small for [CLS], a title, [SEP], a "
@@ -209,14 +212,14 @@ class Embedder:
         }
         request = files.digest({"made_from": facts, "inputs": inputs or {}})
         if self._is_embedded(manifest, request=request):
-            self._peers.ranks.print_once(f"{manifest}: already complete")
+            self.peers.ranks.print_once(f"{manifest}: already complete")
             return
         num_vectors, width = 0, self._tower.dimension
-        together = self._peers.together
+        together = self.peers.together
         with ExitStack() as stack:
             writer = None
             with together():
-                if self._peers.is_first:
+                if self.peers.is_first:
                     shard = new_shard(manifest, dimension=width, made_from=facts, request=request)
                     writer = stack.enter_context(shard)
             for ids, vectors in self._tower.vectors(texts, batch_size=self._batch_size):
@@ -226,14 +229,14 @@ class Embedder:
                 num_vectors += len(ids)
             with together():
                 stack.close()
-        self._peers.ranks.print_once(
+        self.peers.ranks.print_once(
             f"{manifest}: {counted(num_vectors, 'vector')} of width {width}"
         )
 
     def _is_embedded(self, manifest: Path, *, request: str) -> bool:
         """Whether the shard is complete, as rank 0 sees it."""
-        found = [self._peers.is_first and is_embedded(manifest, request=request)]
-        if self._peers.ranks.world_size > 1:
+        found = [self.peers.is_first and is_embedded(manifest, request=request)]
+        if self.peers.ranks.world_size > 1:
             dist.broadcast_object_list(found)
         return found[0]
 
@@ -245,6 +248,21 @@ class Embedder:
         title_ids = None if title is None else ids[1][:longest]
         framed = with_special_tokens(ids[0], title_ids, tokens=self.tokens, length=self.length)
         return TokenizedText(number, framed)
+
+
+@contextmanager
+def opened_embedder(
+    checkpoint: Path,
+    side: Side,
+    *,
+    tokenizer: Path | None,
+    options: EmbeddingOptions,
+    output: Path,
+) -> Iterator[Embedder]:
+    """Join the other ranks, if there are any, and open the model of a command that embeds."""
+    check_name(output)
+    with peers() as ranks:
+        yield Embedder(checkpoint, side, tokenizer=tokenizer, options=options, peers=ranks)
 
 
 def _check_same(given: Path, tokenizer: Tokenizer, *, stated: Path) -> None:

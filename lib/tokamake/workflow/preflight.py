@@ -21,7 +21,9 @@ from tokamake.preflight.packages import check_corpus_filters, check_training_pac
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.preflight.planned_changes import check_changes
 from tokamake.preflight.run import check_ranks
+from tokamake.retrieval.planned_search import check_bm25, check_index
 from tokamake.workflow.exit import exit_on_user_error
+from tokamake.workflow.retrieval import RetrievalRules
 from tokamake.workflow.snakemake_internals import Snakemake
 
 
@@ -37,8 +39,14 @@ class Preflight:
     A method is the param of the rule with its name. It exits with one line for a user's mistake.
     """
 
-    def __init__(self, config: WorkflowConfig, snakemake: Snakemake) -> None:
-        self._config = config
+    def __init__(
+        self,
+        config: WorkflowConfig,
+        snakemake: Snakemake,
+        *,
+        retrieval: RetrievalRules | None = None,
+    ) -> None:
+        self._config, self._retrieval = config, retrieval
         self._is_main_process = snakemake.is_main_process
         resources = {rule: snakemake.rule_resources(rule) for rule in ("train", "finetune")}
         self._num_ranks = {rule: num_ranks(snakemake, rule) for rule in resources}
@@ -64,6 +72,23 @@ class Preflight:
         """Check the packages of the scorer; conda gives jobs an environment with packages."""
         if self._is_main_process and not self._uses_conda:
             check_scorer(self._config)
+        return []
+
+    @exit_on_user_error()
+    def index_blocks(self, wildcards: Any, output: Any) -> list[str]:  # noqa: ARG002
+        """Check that FAISS knows the index; conda gives jobs an environment with packages."""
+        rules = self._retrieval
+        if rules and rules.settings.index and self._is_main_process and not self._uses_conda:
+            with naming(rules.where):
+                check_index(rules.settings.index, dimension=rules.dimension(wildcards.run))
+        return []
+
+    @exit_on_user_error()
+    def search_bm25(self, wildcards: Any, output: Any) -> list[str]:  # noqa: ARG002
+        """Check the package of BM25."""
+        if self._retrieval and self._is_main_process and not self._uses_conda:
+            with naming(self._retrieval.where):
+                check_bm25()
         return []
 
     @exit_on_user_error()

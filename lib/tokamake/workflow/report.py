@@ -62,6 +62,10 @@ DETOXIFY_FIGURES = (Figure("detoxification.html", "Detoxification"),)
 """Figures that the rule `plot_detoxified` draws."""
 
 
+RETRIEVAL_FIGURES = (Figure("retrieval.html", "Retrieval"),)
+"""Figures that the rule `plot_retrieval` draws."""
+
+
 def figure_outputs(figures: Iterable[Figure], folder: str = f"{RUN}/plots") -> list[str]:
     """Figures of a `{run}` as outputs that the report shows."""
     return [
@@ -94,7 +98,9 @@ def figure_rules(config: WorkflowConfig) -> list[str]:
     rules += ["compare"] if len(plotted) > 1 else []
     rules += ["plot_encoder"] if plotted_encoders(config) else []
     rules += ["plot_finetuned"] if config.finetuned else []
-    return rules + (["plot_detoxified"] if config.shared.detoxify else [])
+    rules += ["plot_detoxified"] if config.shared.detoxify else []
+    retrieval = config.shared.retrieval
+    return rules + (["plot_retrieval"] if retrieval and retrieval.questions else [])
 
 
 class ReportRules:

@@ -35,6 +35,7 @@ from tokamake.workflow.paths import check_room, check_writable
 from tokamake.workflow.planned_data import read_previous
 from tokamake.workflow.preflight import Preflight, num_ranks
 from tokamake.workflow.report import ReportRules
+from tokamake.workflow.retrieval import RetrievalRules
 from tokamake.workflow.segments import SegmentRules
 from tokamake.workflow.snakemake_internals import Snakemake
 from tokamake.workflow.targets import Targets
@@ -44,7 +45,7 @@ _DATA_RULES = {
     *("train_tokenizer", "extend_tokenizer", "fetch", "hash_documents", "find_duplicates"),
     *("sign_documents", "find_near_duplicates", "hash_passages", "find_repeats"),
     *("generate_texts", "score_texts", "select_texts"),
-    *("tokenize", "merge", "describe"),
+    *("tokenize", "merge", "describe", "search_bm25"),
 }
 """Rules that write files of the data folder that all its runs read."""
 _MAX_ADDRESSES = 3
@@ -76,8 +77,9 @@ class RuleFunctions:
         self.tasks = TaskRules(config, self.segments)
         self.finetune = FinetuneRules(config)
         self.detoxify = DetoxifyRules(config, self.checkpoints, force_job=force_job)
+        self.retrieval = RetrievalRules(config, is_main_process=is_main)
         self.doctor = DoctorRules(snakemake)
-        self.preflight = Preflight(config, snakemake)
+        self.preflight = Preflight(config, snakemake, retrieval=self.retrieval)
         self.report = ReportRules(config, snakemake)
 
 
@@ -124,6 +126,7 @@ def rule_functions(
         if is_main:
             report_downloads([*raw_downloads(checked), *functions.checkpoints.missing_weights])
             functions.tasks.check()
+            functions.retrieval.check()
         return functions
 
 
@@ -229,6 +232,7 @@ def finish(snakemake: Snakemake, functions: RuleFunctions) -> None:
         segments=functions.segments,
         tasks=functions.tasks,
         detoxify=functions.detoxify,
+        retrieval=functions.retrieval,
         doctor=functions.doctor,
     )
     snakemake.expand_targets(partial(_expand_targets, snakemake, targets))

@@ -18,6 +18,8 @@ from tokamake.workflow.detoxify import DetoxifyRules
 from tokamake.workflow.doctor import DoctorRules
 from tokamake.workflow.exit import exit_with
 from tokamake.workflow.finetune import RULES as FINETUNE_RULES
+from tokamake.workflow.retrieval import RULES as RETRIEVAL_RULES
+from tokamake.workflow.retrieval import RetrievalRules
 from tokamake.workflow.segments import SegmentRules
 from tokamake.workflow.snakemake_internals import Snakemake
 from tokamake.workflow.tasks import TaskRules
@@ -33,6 +35,7 @@ class Targets:
     segments: SegmentRules
     tasks: TaskRules
     detoxify: DetoxifyRules
+    retrieval: RetrievalRules
     doctor: DoctorRules
 
     def expand(self, targets: Iterable[str]) -> set[str]:
@@ -69,6 +72,8 @@ class Targets:
         if rule == "doctor":
             return [self.doctor.report]
         wildcards, outputs = self.snakemake.outputs(target)
+        if rule in RETRIEVAL_RULES and wildcards:
+            return self.retrieval.outputs_for_all_runs(rule, outputs)
         if "task" in wildcards:
             return self.tasks.outputs_for_all_runs(outputs)
         if "texts" in wildcards:
@@ -84,6 +89,8 @@ class Targets:
             exit_with(f"{target}: no run of this config finetunes; give one the section finetune")
         if target in DETOXIFY_RULES:
             exit_with(f"{target}: this config detoxifies no model; give it the section detoxify")
+        if target in RETRIEVAL_RULES:
+            exit_with(f"{target}: {self.retrieval.absent(target)}")
         path = os.path.relpath(target)
         top, _, below = path.partition("/")
         name, _, rest = below.partition("/")

@@ -22,6 +22,11 @@ def towers(architecture: Architecture) -> tuple[str, ...]:
     return SHARED if architecture.setting("shared_towers") else SEPARATE
 
 
+def vector_width(architecture: Architecture) -> int:
+    """Width of the vectors of texts."""
+    return int(architecture.setting("projection_dim") or architecture.hidden_size)
+
+
 def shapes(architecture: Architecture) -> tensor_shapes.Shapes:
     """Shape of every tensor by its name."""
     tower = encoder_shapes(architecture)

@@ -15,6 +15,7 @@ class Data(SentenceData):
     """Samples of a query, [CLS] sentence [SEP], and its block, [CLS] title [SEP] text [SEP]."""
 
     stacks, megatron_program = "biencoder", "pretrain_ict"
+    embeds = True
     # Megatron-LM cuts blocks for [CLS] and two [SEP].
     name, num_special = "ict", 3
     unused = tuple(MaskingSettings.model_fields)
