@@ -30,6 +30,7 @@ class Data(ObjectiveData):
     stacks = ""
     has_padding = True
     has_epochs = True
+    embeds = True
 
     def stack_lengths(self, train: Any) -> list[int]:
         return [train.sequence_length, train.sequence_length]
