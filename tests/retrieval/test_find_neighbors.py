@@ -33,6 +33,7 @@ from tokamake.inference.layout import Peers
 from tokamake.retrieval.chunk_documents import chunk_documents
 from tokamake.retrieval.chunk_texts import embedded_texts
 from tokamake.retrieval.embed_chunks import embed_chunks
+from tokamake.retrieval.embedding_options import EmbeddingOptions
 from tokamake.retrieval.embeddings import open_embeddings
 from tokamake.retrieval.find_neighbors import find_neighbors
 from tokamake.retrieval.index_chunks import index_chunks
@@ -171,7 +172,7 @@ def on_ranks(data: RetroData, output: Path) -> None:
     rank = dist.get_rank() if size > 1 else 0
     peers = Peers(Ranks(rank, size, rank, size), torch.device("cpu"))
     embedder = Embedder(
-        data.bert, "chunk", tokenizer=None, sequence_length=None, batch_size=8, peers=peers
+        data.bert, "chunk", tokenizer=None, options=EmbeddingOptions(batch_size=8), peers=peers
     )
     tokenizer = open_tokenizer(data.tokenizer)
     chunks = [(row, np.array(tokens[:CHUNK])) for row, tokens in enumerate(texts(data, "docs"))]
