@@ -176,6 +176,10 @@ STAGES = {
 """Subcommands that rules of the workflow call, in groups, in the order of the data's way."""
 
 TOOLS = {
+    "Workflow": {
+        "run": Command("run", "my.yaml train report --profile aurora train.train_steps=50"),
+        "status": Command("status", "--json"),
+    },
     "Data": {
         "plan": Command("data.corpus", "--corpora corpora.tsv --output plan.json"),
         "tokenize": Command(
@@ -234,7 +238,6 @@ TOOLS = {
         "find-learning-rate": Command("train.trials", "--config results/tiny/run.yaml"),
     },
     "Inspection": {
-        "status": Command("status", "--json"),
         "inspect": Command("checkpoint", "results/tiny/training --tensors"),
         "trace": Command("data.indexed", "merged/web-0000_text_document 17"),
         "trace-sample": Command("train.trace", "results/tiny/run.yaml 120 3"),
@@ -245,7 +248,7 @@ TOOLS = {
 }
 """Subcommands that no rule calls."""
 
-GROUPS = ("Data", "Checkpoints", "Training", "Model", "Retrieval", "Inspection")
+GROUPS = ("Workflow", "Data", "Checkpoints", "Training", "Model", "Retrieval", "Inspection")
 """Groups in the order in which `tokamake --help` lists them."""
 
 

@@ -15,6 +15,7 @@ from tokamake.errors import UserError
 from tokamake.status.jobs import data_set_of
 from tokamake.train import metrics
 from tokamake.train.hooks.stragglers import read_slow
+from tokamake.units import duration
 
 _TAIL_BYTES = 1 << 20
 _VALIDATION = "validation_loss"
@@ -69,6 +70,22 @@ def read_training(folder: Path, run: str, *, now: float) -> TrainingProgress | N
         now - path.stat().st_mtime,
         read_slow(path.parent),
     )
+
+
+def described(training: TrainingProgress) -> str:
+    """Step, losses and speed of a run, and its remaining time, on one line."""
+    share = training.step / training.steps
+    parts = [f"step {training.step:,} of {training.steps:,} ({share:.0%})"]
+    if training.loss is not None:
+        parts.append(f"loss {training.loss:.4f}")
+    if training.validation_loss is not None:
+        parts.append(f"validation {training.validation_loss:.4f}")
+    parts += [f"{name} {loss:.4f}" for name, loss in training.validation_losses.items()]
+    if training.tokens_per_second is not None:
+        parts.append(f"{training.tokens_per_second:,.0f} tokens/s")
+    if training.step < training.steps and training.seconds_left is not None:
+        parts.append(f"{duration(training.seconds_left)} left")
+    return ", ".join(parts)
 
 
 def _num_steps(run: Run, output: Path) -> int:

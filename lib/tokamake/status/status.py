@@ -75,9 +75,14 @@ def _lines(jobs: "list[JobState]", training: "TrainingProgress | None") -> list[
             lines.append(f"  {state:8} {summaries}")
     if training is None:
         return lines
+    from tokamake.status.runs import described
+
     slow = training.slow_ranks if training.step < training.steps else []
     has_stopped = any(job.state == "stopped" for job in jobs)
-    progress = _progress(training, has_stopped=has_stopped)
+    shown = training._replace(seconds_left=None) if has_stopped else training
+    progress = described(shown)
+    if training.step < training.steps:
+        progress += f", last line {_ago(training.silent_seconds)}"
     return [*lines, f"  training {progress}", *(f"  slow     {text}" for text in slow)]
 
 
@@ -103,24 +108,6 @@ def _summary(name: str, state: str, *, jobs: "list[JobState]") -> str:
     silent = [job.silent_seconds for job in selected if job.silent_seconds is not None]
     output = f" (last output {_ago(min(silent))})" if state == "running" and silent else ""
     return f"{name}{count}{output}"
-
-
-def _progress(training: "TrainingProgress", *, has_stopped: bool) -> str:
-    """Step, losses, speed of a run, and its remaining time unless it has stopped."""
-    share = training.step / training.steps
-    parts = [f"step {training.step:,} of {training.steps:,} ({share:.0%})"]
-    if training.loss is not None:
-        parts.append(f"loss {training.loss:.4f}")
-    if training.validation_loss is not None:
-        parts.append(f"validation {training.validation_loss:.4f}")
-    parts += [f"{name} {loss:.4f}" for name, loss in training.validation_losses.items()]
-    if training.tokens_per_second is not None:
-        parts.append(f"{training.tokens_per_second:,.0f} tokens/s")
-    if training.step < training.steps:
-        if training.seconds_left is not None and not has_stopped:
-            parts.append(f"{duration(training.seconds_left)} left")
-        parts.append(f"last line {_ago(training.silent_seconds)}")
-    return ", ".join(parts)
 
 
 def _ago(seconds: float) -> str:

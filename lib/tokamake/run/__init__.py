@@ -1,0 +1,1 @@
+"""The front door: one command that starts the workflow and shows what it does."""

@@ -1,0 +1,115 @@
+"""Tool `run`: start the workflow and show it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+if TYPE_CHECKING:
+    from tokamake.run.display import Display
+
+_DEFAULT_PROFILE = "local"
+_TICK_SECONDS = 0.5
+
+
+def run(
+    config: Path,
+    *arguments: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    profile: str = "",
+    dry_run: Annotated[bool, Parameter(alias="-n")] = False,
+    verbose: bool = False,
+) -> None:
+    """Run the workflow with a config, and show its stages.
+
+    It starts `snakemake --profile PROFILE --configfile CONFIG`, prints that command, and ends with
+    its exit status.
+
+    Args:
+        config: Config file.
+        arguments: Targets, such as `train`; settings, such as `train.train_steps=50`; behind a
+            double dash, options of Snakemake.
+        profile: Name or folder of a profile. By default $SNAKEMAKE_PROFILE, else local.
+        dry_run: List the jobs that would run, with the reason of each; run none.
+        verbose: Show Snakemake's own output.
+    """
+    from tokamake.run.command_line import check_config, parse, shown, snakemake_command
+
+    request = parse([each for each in arguments if each != "--"])
+    check_config(config)
+    profile = profile or os.environ.get("SNAKEMAKE_PROFILE", _DEFAULT_PROFILE)
+    command = snakemake_command(config, request, profile=profile, is_dry_run=dry_run)
+    print(shown(command), file=sys.stderr, flush=True)
+    python = [sys.executable, "-m", "snakemake", *command[1:]]
+    if verbose:
+        os.execv(python[0], python)
+    from tokamake.run.closing import interrupted, summary
+    from tokamake.run.display import Display
+
+    start = time.monotonic()
+    display = Display(is_live=sys.stderr.isatty(), is_dry_run=dry_run)
+    try:
+        status = _show(python, display)
+    finally:
+        display.close()
+    again = shown(["tokamake", *sys.argv[1:]])
+    if display.is_stopping:
+        lines = interrupted(display.stages.runs, again=again)
+    elif status == 0 and not dry_run and not display.has_nothing_to_do:
+        lines = summary(display.stages, config=config, seconds=time.monotonic() - start)
+    elif display.failures:
+        lines = [f"{', '.join(display.failures)} failed; fix the cause, then continue: {again}"]
+    else:
+        lines = []
+    print(*lines, sep="\n", end="\n" if lines else "", file=sys.stderr)
+    sys.exit(128 - status if status < 0 else status)
+
+
+def _show(command: list[str], display: "Display") -> int:
+    """Start Snakemake and show its events until it ends; return its exit status."""
+    import json
+    from selectors import EVENT_READ, DefaultSelector
+
+    from snakemake_logger_plugin_tokamake import EVENTS
+
+    reader, writer = os.pipe()
+    process = subprocess.Popen(
+        [*command[:3], "--logger", "tokamake", *command[3:]],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=[writer],
+        env={**os.environ, EVENTS: str(writer)},
+    )
+    os.close(writer)
+
+    def stop(number: int, _: Any) -> None:
+        display.is_stopping = True
+        if number != signal.SIGINT:  # a terminal sends Ctrl-C to both
+            process.send_signal(number)
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    assert process.stdout is not None
+    with DefaultSelector() as selector:
+        texts = {reader: b"", process.stdout.fileno(): b""}
+        for descriptor in texts:
+            selector.register(descriptor, EVENT_READ)
+        while texts:
+            for key, _ in selector.select(_TICK_SECONDS):
+                read = os.read(key.fd, 1 << 16)
+                *lines, texts[key.fd] = (texts[key.fd] + read).split(b"\n")
+                if not read:
+                    selector.unregister(key.fd)
+                    lines = [each for each in [texts.pop(key.fd)] if each]
+                for line in lines:
+                    if key.fd == reader:
+                        display.show(json.loads(line))
+                    else:
+                        display.output(line.decode(errors="replace"))
+            display.tick()
+    os.close(reader)
+    return process.wait()

@@ -1,0 +1,84 @@
+"""Lines of a display from events, also of trainings."""
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokamake.run.display import Display
+from tokamake.status.runs import TrainingProgress
+
+PROGRESS = TrainingProgress(0, 40, 9.0, 9.1, {}, 100.0, 60.0, 0.0, [])
+
+
+def begin(number: int, rule: str, *, output: str = "", **wildcards: str) -> dict[str, Any]:
+    fields = {"reason": "Missing output files: x", "output": [output], "log": []}
+    return {"kind": "begin", "jobid": number, "rule": rule, "wildcards": wildcards, **fields}
+
+
+def lines_of(stream: io.StringIO) -> list[str]:
+    return stream.getvalue().splitlines()
+
+
+def test_documents_of_finished_batches_are_counted(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    display = Display(stream)
+    display.show({"kind": "plan", "counts": {"tokenize": 3, "total": 3}})
+    for number in range(3):
+        path = tmp_path / f"batches/tokenize/web-{number}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        member = {"documents": 10, "tokens": 1000, "bytes": {"bin": 2000}}
+        path.write_text(json.dumps({"members": [member, member]}) if number else "{")
+        display.show(begin(number, "tokenize", output=str(path), batch=f"web-{number}"))
+    for number in range(3):
+        assert len(lines_of(stream)) == 1
+        display.show({"kind": "finish", "jobid": number})
+    line = lines_of(stream)[1]
+    assert line.startswith(
+        "tokenize             done: 3 jobs, 40 documents, 4,000 tokens, 8.0 kB, "
+    )
+
+
+def test_a_training_has_a_tenth_of_its_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = iter(range(0, 41))
+    monkeypatch.setattr(
+        "tokamake.status.runs.read_training",
+        lambda *_, **__: PROGRESS._replace(step=next(steps), silent_seconds=-1.0),
+    )
+    monkeypatch.setattr("tokamake.run.display._POLL_SECONDS", 0.0)
+    stream = io.StringIO()
+    display = Display(stream)
+    display.show(begin(1, "train", run="tiny"))
+    for _ in range(40):
+        display.tick()
+    display.show({"kind": "finish", "jobid": 1})
+    *lines, last = lines_of(stream)
+    shown = [line.split(" of ")[0].split()[-1] for line in lines]
+    assert shown == [str(step) for step in range(0, 41, 4)]
+    assert lines[1].startswith(
+        "train tiny           step 4 of 40 (10%), loss 9.0000, validation 9.1"
+    )
+    assert last.startswith("train tiny           done: ")
+
+
+def test_lines_of_an_earlier_start_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = PROGRESS._replace(step=20, silent_seconds=1e6)
+    monkeypatch.setattr("tokamake.status.runs.read_training", lambda *_, **__: old)
+    stream = io.StringIO()
+    display = Display(stream)
+    display.show(begin(1, "train", run="tiny"))
+    display.tick()
+    assert lines_of(stream) == []
+
+
+def test_messages_of_snakemake_pass_unless_the_lines_say_more() -> None:
+    stream = io.StringIO()
+    display = Display(stream)
+    for text in ("Building DAG of jobs...", "Complete log(s): a.log", "LockException: locked", ""):
+        display.show({"kind": "message", "level": "INFO", "text": text})
+    display.output("step 3/40 | loss 9.0")
+    display.output("rank 1 on node2 is slow")
+    assert lines_of(stream) == ["LockException: locked", "rank 1 on node2 is slow"]
+    assert not display.has_nothing_to_do
