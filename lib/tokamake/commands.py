@@ -168,6 +168,28 @@ STAGES = {
             "retrieval",
             "found.json --questions questions.tsv --passages passages.tsv --output recall.json",
         ),
+        "chunk-documents": Command(
+            "retrieval", "merged/web-0000_text_document --tokenizer gpt2 --output chunks/web.json"
+        ),
+        "embed-chunks": Command(
+            "retrieval",
+            "merged/web-0000_text_document --chunks chunks/web-0000_text_document.json"
+            " --checkpoint bert --tokenizer gpt2"
+            " --output vectors/web-0000_text_document/0.json",
+        ),
+        "embed-samples": Command(
+            "retrieval",
+            "index --data-root . --split train --dataset web-0000_text_document"
+            " --checkpoint bert --tokenizer gpt2 --output asked/train/web-0000/0.json",
+        ),
+        "index-chunks": Command(
+            "retrieval", "index --chunks chunks --embeddings vectors --factory IVF4096,Flat"
+        ),
+        "find-neighbors": Command(
+            "retrieval",
+            "index --data-root . --split train --dataset web-0000_text_document"
+            " --queries asked/train/web-0000 --nprobe 64",
+        ),
         "plot-retrieval": Command(
             "report", "recall/nq.json --bm25 bm25/recall/nq.json --output retrieval.html"
         ),
@@ -208,30 +230,6 @@ TOOLS = {
     "Model": {
         "serve": Command("serve", "results/tiny/training"),
         "complete": Command("serve", "localhost:5000 --prompts prompts.txt"),
-    },
-    "Retrieval": {
-        "chunk-documents": Command(
-            "retrieval", "merged/web-0000_text_document --tokenizer gpt2 --output chunks/web.json"
-        ),
-        "embed-chunks": Command(
-            "retrieval",
-            "merged/web-0000_text_document --chunks chunks/web-0000_text_document.json"
-            " --checkpoint bert --tokenizer gpt2"
-            " --output vectors/web-0000_text_document/0.json",
-        ),
-        "embed-samples": Command(
-            "retrieval",
-            "index --data-root . --split train --dataset web-0000_text_document"
-            " --checkpoint bert --tokenizer gpt2 --output asked/train/web-0000/0.json",
-        ),
-        "index-chunks": Command(
-            "retrieval", "index --chunks chunks --embeddings vectors --factory IVF4096,Flat"
-        ),
-        "find-neighbors": Command(
-            "retrieval",
-            "index --data-root . --split train --dataset web-0000_text_document"
-            " --queries asked/train/web-0000 --nprobe 64",
-        ),
     },
     "Training": {
         "benchmark-train": Command("train.trials", "--config results/tiny/run.yaml"),

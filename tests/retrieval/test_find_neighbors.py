@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support.faults import Inject
 from tests.support.neighbors import (
     CHUNK,
     DATASETS,
@@ -21,6 +25,7 @@ from tests.support.neighbors import (
     embed,
     search,
 )
+from tests.support.paths import SUPPORT
 from tests.support.ranks import spawn
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.samples.document_samples import DocumentSamples
@@ -278,3 +283,52 @@ def test_a_dataset_without_samples_of_a_split_has_no_neighbors(
     search(retro_data, index)
     assert np.load(tmp_path / "neighbors/train/docs.npy").shape == (0, LENGTH // CHUNK, 5)
     assert len(open_samples(index, split="train", data_root=retro_data.root)[0]["tokens"]) == 65
+
+
+def killed_commands(data: RetroData, index: Path, folder: Path) -> dict[Path, list[str | Path]]:
+    """Each stage as a command that writes to a folder, by its manifest."""
+    root, name = data.root, "docs"
+    asked = ["--data-root", root, "--split", "train", "--dataset", name]
+    model = ["--checkpoint", data.bert, "--tokenizer", data.tokenizer]
+    chunks, vectors = folder / f"chunks/{name}.json", folder / f"vectors/{name}/0.json"
+    number = folder / "neighbors/chunks.json"
+    made = ["--chunks", root / "chunks", "--embeddings", root / "vectors"]
+    commands: dict[Path, list[str | Path]] = {
+        chunks: ["chunk-documents", root / name, "--tokenizer", data.tokenizer],
+        vectors: ["embed-chunks", root / name, "--chunks", root / f"chunks/{name}.json", *model],
+        number: ["index-chunks", index, *made, "--factory", "IVF8,Flat"],
+        folder / "asked/0.json": ["embed-samples", index, *asked, *model],
+        folder / "neighbors/train/docs.json": [
+            *("find-neighbors", index, *asked, "--queries", folder / "asked", "--chunks", number),
+            *("--num-found", "40", "--num-kept", "5"),
+        ],
+    }
+    return {path: [*command, "--output", path] for path, command in commands.items()}
+
+
+@FAISS
+@pytest.mark.grid
+@pytest.mark.fault("kill of a stage")
+def test_kills_leave_the_same_bytes_after_a_rerun(
+    retro_data: RetroData, tmp_path: Path, inject: Inject
+) -> None:
+    index = build_index(retro_data, tmp_path)
+    program = [sys.executable, SUPPORT / "faulty.py"]
+    for folder in (tmp_path / "whole", tmp_path / "killed"):
+        for manifest, command in killed_commands(retro_data, index, folder).items():
+            manifest.parent.mkdir(parents=True, exist_ok=True)
+            # File operations: each is the last one of a process.
+            for when in map(str, range(1, 7)) if folder.name == "killed" else ():
+                inject()
+                done = subprocess.run([*program, when, *command], capture_output=True, check=False)
+                assert done.returncode in (0, -signal.SIGKILL), done.stderr
+                if manifest.exists():
+                    break
+            subprocess.run([*program, "1000", *command], capture_output=True, check=True)
+    whole, killed = (
+        {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*.npy"))}
+        for folder in (tmp_path / "whole", tmp_path / "killed")
+    )
+    assert killed == whole
+    assert len(whole) == 7
+    assert not [*tmp_path.rglob("*.tmp-*")]

@@ -12,6 +12,7 @@ import re
 from tests.support.paths import ROOT
 
 DIGESTS = {
+    "chunk_documents": "2d568988",
     "compare": "25750190",
     "convert": "5ca43bac",
     "describe": "fc1d60bb",
@@ -19,6 +20,8 @@ DIGESTS = {
     "embed_blocks": "4881444e",
     "embed_passages": "46b63c2b",
     "embed_questions": "1c4411ae",
+    "embed_chunks": "3e3c373a",
+    "embed_samples": "977d89cc",
     "evaluate": "961a1b48",
     "evaluate_finetuned": "9f0cdf99",
     "evaluate_retrieval": "f6e73f9b",
@@ -31,6 +34,7 @@ DIGESTS = {
     "fetch_weights": "9a65fb95",
     "find_duplicates": "22bf2ca8",
     "find_near_duplicates": "aaab4181",
+    "find_neighbors": "cf57bc8b",
     "find_repeats": "9c8dbe3c",
     "finetune": "fee97f89",
     "generate": "31b9c236",
@@ -40,6 +44,7 @@ DIGESTS = {
     "import_checkpoint": "77710213",
     "index": "6ee5caf9",
     "index_blocks": "b2f28def",
+    "index_chunks": "1a346671",
     "measure_toxicity": "fc8fa054",
     "merge": "8169afa4",
     "model_card": "e26f786c",

@@ -13,6 +13,7 @@ from tests.support.workflow_configs import read_config, train, write_runs
 from tokamake.workflow.checkpoints import CheckpointRules
 from tokamake.workflow.detoxify import DetoxifyRules
 from tokamake.workflow.retrieval import RetrievalRules
+from tokamake.workflow.retro import RetroRules
 from tokamake.workflow.segments import SegmentRules
 from tokamake.workflow.targets import Targets
 from tokamake.workflow.tasks import TaskRules
@@ -81,6 +82,7 @@ def make_targets(*, snakemake: Any = None, **config: Any) -> Targets:
         tasks=TaskRules(checked, segments),
         detoxify=DetoxifyRules(checked, CheckpointRules(checked)),
         retrieval=RetrievalRules(checked, is_main_process=True),
+        retro=RetroRules(checked),
         doctor=cast("Any", SimpleNamespace(report="results/doctor/local-1-nodes-2-ranks.json")),
     )
 
@@ -99,6 +101,12 @@ def test_a_rule_of_runs_becomes_its_files_of_all_runs() -> None:
           for split in ("", ".hard")),
         "results/low/train.json", "results/high/train.json",
     }  # fmt: skip
+
+
+def test_neighbors_are_of_objective_retro() -> None:
+    assert message("find_neighbors") == (
+        "tokamake: find_neighbors: no run of this config has train.objective: retro"
+    )
 
 
 def test_rules_without_a_run_stay_as_they_are() -> None:

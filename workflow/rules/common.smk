@@ -33,6 +33,7 @@ task_rules = FUNCTIONS.tasks
 finetune_rules = FUNCTIONS.finetune
 detoxify_rules = FUNCTIONS.detoxify
 retrieval_rules = FUNCTIONS.retrieval
+retro_rules = FUNCTIONS.retro
 doctor_rules = FUNCTIONS.doctor
 preflight = FUNCTIONS.preflight
 report_rules = FUNCTIONS.report

@@ -61,6 +61,7 @@ rule train:
         run=f"{RUN}/run.yaml",
         index=f"{RUN}/index/index.json",
         checkpoint=checkpoint_rules.start_inputs,
+        neighbors=retro_rules.neighbors,
         before=segments.before,
         doctor=doctor_rules.report_for(f"{RUN}/train{{segment}}.json"),
     output:

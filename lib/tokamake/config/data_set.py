@@ -10,7 +10,7 @@ DEFAULT = "default"
 """Value of `data_set` in a config without it."""
 RESERVED_NAMES = (
     *("shards", "merged", "batches", "hashes", "duplicates", "metadata"),
-    *("near_duplicates", "repeats", "detoxify", "bm25"),
+    *("near_duplicates", "repeats", "detoxify", "bm25", "chunks"),
     *("extended_tokenizer", "metadata.json", "plan.json", "data_set.json"),
 )
 """Files and folders in results/data: no `data_set` has such a name."""
@@ -77,6 +77,11 @@ class DataSet(NamedTuple):
     def bm25(self) -> str:
         """Folder of the searches by words, which no run decides."""
         return f"{self.folder}/bm25"
+
+    @property
+    def chunks(self) -> str:
+        """Folder of chunks of documents and their vectors, which objective retro searches."""
+        return f"{self.folder}/chunks"
 
     @property
     def metadata(self) -> str:

@@ -20,6 +20,7 @@ from tokamake.preflight.finetune import check_finetune_changes
 from tokamake.preflight.packages import check_corpus_filters, check_training_packages
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.preflight.planned_changes import check_changes
+from tokamake.preflight.retro import check_faiss
 from tokamake.preflight.run import check_ranks
 from tokamake.retrieval.planned_search import check_bm25, check_index
 from tokamake.workflow.exit import exit_on_user_error
@@ -89,6 +90,13 @@ class Preflight:
         if self._retrieval and self._is_main_process and not self._uses_conda:
             with naming(self._retrieval.where):
                 check_bm25()
+        return []
+
+    @exit_on_user_error()
+    def index_chunks(self, wildcards: Any, output: Any) -> list[str]:  # noqa: ARG002
+        """Check that FAISS is installed; conda gives jobs an environment with packages."""
+        if self._is_main_process and not self._uses_conda:
+            check_faiss()
         return []
 
     @exit_on_user_error()

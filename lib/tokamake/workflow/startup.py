@@ -36,6 +36,7 @@ from tokamake.workflow.planned_data import read_previous
 from tokamake.workflow.preflight import Preflight, num_ranks
 from tokamake.workflow.report import ReportRules
 from tokamake.workflow.retrieval import RetrievalRules
+from tokamake.workflow.retro import RetroRules
 from tokamake.workflow.segments import SegmentRules
 from tokamake.workflow.snakemake_internals import Snakemake
 from tokamake.workflow.targets import Targets
@@ -46,6 +47,7 @@ _DATA_RULES = {
     *("sign_documents", "find_near_duplicates", "hash_passages", "find_repeats"),
     *("generate_texts", "score_texts", "select_texts"),
     *("tokenize", "merge", "describe", "search_bm25"),
+    *("chunk_documents", "embed_chunks"),
 }
 """Rules that write files of the data folder that all its runs read."""
 _MAX_ADDRESSES = 3
@@ -78,6 +80,7 @@ class RuleFunctions:
         self.finetune = FinetuneRules(config)
         self.detoxify = DetoxifyRules(config, self.checkpoints, force_job=force_job)
         self.retrieval = RetrievalRules(config, is_main_process=is_main)
+        self.retro = RetroRules(config)
         self.doctor = DoctorRules(snakemake)
         self.preflight = Preflight(config, snakemake, retrieval=self.retrieval)
         self.report = ReportRules(config, snakemake)
@@ -127,6 +130,7 @@ def rule_functions(
             report_downloads([*raw_downloads(checked), *functions.checkpoints.missing_weights])
             functions.tasks.check()
             functions.retrieval.check()
+            functions.retro.check()
         return functions
 
 
@@ -233,6 +237,7 @@ def finish(snakemake: Snakemake, functions: RuleFunctions) -> None:
         tasks=functions.tasks,
         detoxify=functions.detoxify,
         retrieval=functions.retrieval,
+        retro=functions.retro,
         doctor=functions.doctor,
     )
     snakemake.expand_targets(partial(_expand_targets, snakemake, targets))

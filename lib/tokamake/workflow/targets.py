@@ -20,6 +20,8 @@ from tokamake.workflow.exit import exit_with
 from tokamake.workflow.finetune import RULES as FINETUNE_RULES
 from tokamake.workflow.retrieval import RULES as RETRIEVAL_RULES
 from tokamake.workflow.retrieval import RetrievalRules
+from tokamake.workflow.retro import RULES as RETRO_RULES
+from tokamake.workflow.retro import RetroRules
 from tokamake.workflow.segments import SegmentRules
 from tokamake.workflow.snakemake_internals import Snakemake
 from tokamake.workflow.tasks import TaskRules
@@ -36,6 +38,7 @@ class Targets:
     tasks: TaskRules
     detoxify: DetoxifyRules
     retrieval: RetrievalRules
+    retro: RetroRules
     doctor: DoctorRules
 
     def expand(self, targets: Iterable[str]) -> set[str]:
@@ -74,6 +77,8 @@ class Targets:
         wildcards, outputs = self.snakemake.outputs(target)
         if rule in RETRIEVAL_RULES and wildcards:
             return self.retrieval.outputs_for_all_runs(rule, outputs)
+        if rule in RETRO_RULES:
+            return self.retro.outputs_for_all_runs(outputs)
         if "task" in wildcards:
             return self.tasks.outputs_for_all_runs(outputs)
         if "texts" in wildcards:
@@ -91,6 +96,8 @@ class Targets:
             exit_with(f"{target}: this config detoxifies no model; give it the section detoxify")
         if target in RETRIEVAL_RULES:
             exit_with(f"{target}: {self.retrieval.absent(target)}")
+        if target in RETRO_RULES:
+            exit_with(f"{target}: no run of this config has train.objective: retro")
         path = os.path.relpath(target)
         top, _, below = path.partition("/")
         name, _, rest = below.partition("/")

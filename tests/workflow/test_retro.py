@@ -1,0 +1,164 @@
+"""Neighbors of objective retro: jobs of the workflow, which other objectives do not have."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.support.neighbors import RetroData
+from tests.support.workflow_configs import read_config, train, wildcards
+from tests.support.workflows import ARCHITECTURE, CONFIG, jobs, make_workspace, snakemake_alone
+from tokamake import files
+from tokamake.errors import UserError
+from tokamake.preflight.planned import WorkflowConfig
+from tokamake.workflow.retro import RULES, RetroRules
+
+SECTION = {"embedder": "bert", "chunk_length": 16, "num_found": 30, "num_kept": 4}
+SHAPE = {
+    **ARCHITECTURE,
+    "family": "retro",
+    "decoder": "llama",
+    "chunk_length": 16,
+    "num_hidden_layers": 2,
+    "first_retrieval_layer": 1,
+}
+TRAIN: dict[str, Any] = {"objective": "retro", "retro": SECTION, "train_steps": 8}
+MINE = ("--configfile", "my.yaml", "--")
+
+
+@pytest.fixture
+def embedder(workspace_here: Path, retro_data: RetroData) -> Path:
+    """A folder with an architecture of Retro and a BERT, which is the current one."""
+    shutil.copytree(retro_data.bert, "bert")
+    Path("architecture.yaml").write_text(yaml.safe_dump(SHAPE))
+    return workspace_here
+
+
+def read(**retro: Any) -> WorkflowConfig:
+    return read_config(train=train(**TRAIN | {"retro": {**SECTION, **retro}}))
+
+
+def test_files_of_a_run(embedder: Path) -> None:
+    config = read(factory="IVF8,Flat", nprobe=4, neighbors=3)
+    rules, of_run = RetroRules(config), wildcards(run="smoke")
+    rules.check()
+    assert (rules.names, rules.chunk_lengths) == (["smoke"], ["16"])
+    assert rules.splits == ["train", "valid"]
+    (name,) = rules.embedders
+    folder = "results/data/chunks/16"
+    assert rules.table_folder(of_run) == folder
+    assert rules.vector_folder(of_run) == f"{folder}/{name}"
+    assert rules.tables(of_run) == [f"{folder}/{each}.json" for each in config.merged]
+    assert rules.embedded(of_run) == [f"{folder}/{name}/{each}.done" for each in config.merged]
+    assert rules.neighbors(of_run) == [
+        f"results/smoke/neighbors/{split}/{each}.json"
+        for split in ("train", "valid")
+        for each in config.merged
+    ]
+    assert rules.index_options(of_run) == [
+        "--factory=IVF8,Flat",
+        "--train-vectors=0",
+        "--seed=1234",
+    ]
+    assert rules.search_options(of_run) == [
+        *("--num-found=30", "--num-kept=4", "--nprobe=4", "--ef-search=0"),
+    ]
+    of_dataset = wildcards(chunk_length="16", embedder=name, dataset="docs-0000_text_document")
+    assert rules.prefix(of_dataset) == "results/data/merged/docs-0000_text_document"
+    assert rules.vectors(of_dataset) == f"{folder}/{name}/docs-0000_text_document"
+    assert Path("bert/config.json") in map(Path, rules.embedder_files(of_dataset))
+    assert rules.embedder_options(of_dataset) == ["--checkpoint=bert"]
+    assert rules.batch_size(of_dataset, None) == 64
+    outputs = rules.outputs_for_all_runs(["results/{run}/neighbors/{split}/{dataset}.json"])
+    assert {*outputs} == {*rules.neighbors(of_run)}
+
+
+def test_a_run_without_validation_has_neighbors_of_training_samples_alone(embedder: Path) -> None:
+    config = read_config(train=train(**TRAIN, evaluation_steps=0))
+    assert RetroRules(config).splits == ["train"]
+
+
+def test_other_objectives_have_no_neighbors(workspace_here: Path) -> None:
+    rules = RetroRules(read_config())
+    rules.check()
+    assert not rules.names
+    assert not rules.neighbors(wildcards(run="smoke"))
+
+
+@pytest.mark.parametrize(
+    ("embedder", "message"),
+    [
+        (None, r"my.yaml: train.retro.embedder: empty; name a BERT or a biencoder, in any format"),
+        ("nowhere", r"my.yaml: train.retro.embedder: .*nowhere"),
+    ],
+)
+def test_a_missing_embedder_is_refused(
+    workspace_here: Path, embedder: str | None, message: str
+) -> None:
+    Path("architecture.yaml").write_text(yaml.safe_dump(SHAPE))
+    with pytest.raises(UserError, match=message):
+        RetroRules(read(embedder=embedder)).check()
+
+
+@pytest.mark.parametrize(
+    ("retro", "message"),
+    [
+        ({"chunk_length": 12}, r"sequence_length: 32: not a multiple of retro.chunk_length 12"),
+        ({"chunk_length": 8}, r"train.retro.chunk_length: 8: the model has chunks of 16 tokens"),
+        ({"neighbors": 5}, r"retro.neighbors: 5: more than retro.num_kept 4"),
+        ({"num_kept": 31}, r"retro.num_kept: 31: more than retro.num_found 30"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(
+    embedder: Path, retro: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        read_config(train=train(**TRAIN | {"retro": SECTION | retro}), is_main_process=True)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, retro_data: RetroData) -> Path:
+    folder = make_workspace(tmp_path)
+    shutil.copytree(retro_data.bert, folder / "bert")
+    (folder / "architecture.yaml").write_text(yaml.safe_dump(SHAPE))
+    (folder / "my.yaml").write_text(yaml.safe_dump({**CONFIG, "train": train(**TRAIN)}))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.extra("retrieval", "faiss")
+def test_from_raw_text_to_neighbors(workspace: Path) -> None:
+    planned = jobs(snakemake_alone(workspace, "-n", *MINE, "train"))
+    assert {name: planned[name] for name in RULES} == {
+        "chunk_documents": 4,
+        "embed_chunks": 4,
+        "embed_samples": 8,
+        "index_chunks": 1,
+        "find_neighbors": 8,
+    }
+    built = snakemake_alone(workspace, *MINE, "find_neighbors")
+    assert built.returncode == 0, built.stderr
+    folder = workspace / "results/smoke/neighbors"
+    assert np.load(folder / "train/docs-0000_text_document.npy").shape[1:] == (2, 4)
+    vectors = sorted((workspace / "results/data/chunks/16").glob("bert-*/*/0.npy"))
+    before = {path: (files.sha256(path), path.stat().st_mtime_ns) for path in vectors}
+    assert len(before) == 4
+
+    # A changed corpus: vectors of the other one stay as they are.
+    config = yaml.safe_load((workspace / "my.yaml").read_text())
+    config["sample_corpus"]["docs"]["file_bytes"] = 50_000
+    config["tokenizer"] = {"path": "tokenizer"}
+    shutil.copytree(workspace / "results/tokenizer", workspace / "tokenizer")
+    (workspace / "my.yaml").write_text(yaml.safe_dump(config))
+    replaced = ("--config", "replace_data=true")
+    again = snakemake_alone(workspace, *replaced, *MINE, "find_neighbors")
+    assert again.returncode == 0, again.stderr
+    for path, (sha256, time) in before.items():
+        if path.parent.name.startswith("code") and files.sha256(path) == sha256:
+            assert path.stat().st_mtime_ns == time
+    manifest = json.loads((folder / "chunks.json").read_text())
+    assert [each["prefix"] for each in manifest["datasets"]]
