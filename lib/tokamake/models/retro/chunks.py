@@ -21,6 +21,14 @@ class Chunks(Protocol):
     """Places of chunks in the rows of a batch, and of the tokens that attend to their neighbors."""
 
     @property
+    def num_neighbors(self) -> int:
+        """k."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no token attends to a neighbor."""
+
+    @property
     def attends_BL1(self) -> Tensor:
         """(B, L, 1) bool: whether a token attends to a neighbor."""
 
@@ -30,7 +38,7 @@ class Chunks(Protocol):
     def attending(self, x_BLD: Tensor) -> Tensor:
         """States (N, W, D) of the tokens that attend to each chunk's neighbors."""
 
-    def in_rows(self, y_NWD: Tensor, like: Tensor) -> Tensor:
+    def in_rows(self, y_NWD: Tensor) -> Tensor:
         """The inverse of `attending`, (B, L, D); tokens that attend to nothing have 0."""
 
     def kept(self, keys_NGSK: Tensor, values_NGSK: Tensor, *, layer: int) -> tuple[Tensor, Tensor]:
@@ -72,9 +80,11 @@ class ChunkGrid:
         length: m.
     """
 
+    is_empty = False
+
     def __init__(self, is_token_BCkr: Tensor, length: int) -> None:
         self._length = length
-        self._rows, self._chunks = is_token_BCkr.shape[:2]
+        self._rows, self._chunks, self.num_neighbors = is_token_BCkr.shape[:3]
         is_token_NS = is_token_BCkr.flatten(0, 1).flatten(1)
         has_neighbor_N1 = is_token_NS.any(1, keepdim=True)
         # A softmax over nothing would be NaN; `attends_BL1` discards its result.
@@ -94,7 +104,7 @@ class ChunkGrid:
         before = self._length - 1
         return self.states(F.pad(x_BLD[:, before:], (0, 0, 0, before)))
 
-    def in_rows(self, y_NWD: Tensor, like: Tensor) -> Tensor:  # noqa: ARG002
+    def in_rows(self, y_NWD: Tensor) -> Tensor:
         before = self._length - 1
         y_BLD = y_NWD.unflatten(0, (self._rows, self._chunks)).flatten(1, 2)
         return F.pad(y_BLD[:, : y_BLD.shape[1] - before], (0, 0, before, 0))

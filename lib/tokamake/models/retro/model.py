@@ -23,6 +23,7 @@ from tokamake.models.common.decoder import Decoder
 from tokamake.models.common.encoder_decoder import CrossAttention, DecoderLayer
 from tokamake.models.common.key_value_cache import KeyValueCache, LayerCache
 from tokamake.models.common.layers import Attention, TransformerLayer
+from tokamake.models.retro.cache import CachedChunks, Retriever, RetroCache
 from tokamake.models.retro.chunks import ChunkGrid, EncodedNeighbors, Neighbors, counted
 from tokamake.parallel.attention import AttentionMask, attention
 from tokamake.parallel.document_mask import UNMASKED
@@ -68,6 +69,8 @@ class ChunkedCrossAttention(CrossAttention):
     ) -> Tensor:
         """Mix states of neighbors into the states of tokens; 0 for tokens that see none."""
         chunks = memory.chunks
+        if chunks.is_empty:
+            return torch.zeros_like(x_BLD)
         q_NWE = chunks.attending(self.q_proj(shared_input(x_BLD, self._mesh)))
         q_NHWK, k_NGSK, v_NGSK = (
             projected.unflatten(-1, (-1, self._width)).transpose(1, 2)
@@ -79,7 +82,7 @@ class ChunkedCrossAttention(CrossAttention):
             of_chunks = chunks.dropout(dropout)
             drop = partial(of_chunks.weights, axis=axis, layer=self, site="cross_attention")
         y_NHWK = attention(q_NHWK, k_NGSK, v_NGSK, axis=axis, mask=chunks.mask_N11S, drop=drop)
-        y_BLE = chunks.in_rows(y_NHWK.transpose(1, 2).flatten(2), like=x_BLD)
+        y_BLE = chunks.in_rows(y_NHWK.transpose(1, 2).flatten(2))
         y_BLD: Tensor = self.o_proj(y_BLE)
         # Its bias is for tokens that see a neighbor alone.
         return y_BLD.masked_fill(~own_tokens(chunks.attends_BL1, self._mesh), 0)
@@ -108,7 +111,9 @@ class NeighborEncoder(nn.Module):
         """
         x_NrD, is_token_Nr, chunks, dropout = neighbors
         x_NmD = chunks.states(shared_input(x_BLD, self._mesh))
-        num_neighbors = len(x_NrD) // len(x_NmD)
+        if not len(x_NmD):  # a pass of generation completes no chunk
+            return EncodedNeighbors(x_BLD.new_zeros(0, 0, x_BLD.shape[-1]), chunks)
+        num_neighbors = chunks.num_neighbors
         # A missing neighbor sees its first token, and nothing sees it: no softmax is over nothing.
         mask_N11r = F.pad(is_token_Nr[:, 1:], (1, 0), value=True)[:, None, None]
         first, *rest = self.layers.values()
@@ -165,7 +170,13 @@ class RetrievalLayer(TransformerLayer):
 
 
 class Model(Decoder):
-    """A Retro: a model of the decoder's family whose class this one precedes."""
+    """A Retro: a model of the decoder's family whose class this one precedes.
+
+    Attributes:
+        retriever: finds neighbors while text is generated; None: chunks have none.
+    """
+
+    retriever: Retriever | None = None
 
     def __new__(cls, architecture: Architecture | None = None, *_: Any, **__: Any) -> "Model":
         """An instance of the class of this decoder; copies are made without arguments."""
@@ -243,6 +254,8 @@ class Model(Decoder):
                 `num_neighbor_tokens`: (B, C, k) int64 number of them that are no fill; 0: there is
                 no such neighbor. None: no chunk has a neighbor.
         """
+        if isinstance(cache, RetroCache):
+            cache.retrieve(x)
         return super().forward(
             x,
             cache,
@@ -262,7 +275,9 @@ class Model(Decoder):
     ) -> Tensor:
         """Pass states through the layers; see `forward` for the arguments."""
         neighbors = None
-        if neighbor_tokens is not None:
+        if isinstance(cache, RetroCache):
+            neighbors = self._retrieved(cache.chunks)
+        elif neighbor_tokens is not None:
             assert num_neighbor_tokens is not None
             neighbors = self._neighbors(neighbor_tokens, num_neighbor_tokens, dropout=inputs[-1])
         caches = cache.layers if cache else [None] * len(self.layers)
@@ -272,6 +287,27 @@ class Model(Decoder):
         ]
         states = States(x_BLD, neighbors)
         return recompute.run(layers, self.recompute, states, *inputs).x_BLD
+
+    def _retrieved(self, chunks: CachedChunks) -> Neighbors:
+        """Embedded tokens of the neighbors of chunks that a pass of generation completes."""
+        tokens_Nkr = chunks.tokens_Nkr
+        positions = torch.arange(tokens_Nkr.shape[2], device=tokens_Nkr.device)
+        is_token_Nkr = positions < chunks.counts_Nk[..., None]
+        x_NrD = self.embedded(tokens_Nkr.flatten(0, 1), positions)
+        return Neighbors(x_NrD, is_token_Nkr.flatten(0, 1), chunks, None)
+
+    def new_cache(self, num_rows: int, capacity: int, *, is_kept: bool = True) -> KeyValueCache:
+        """Empty cache, with neighbors of complete chunks if there is a `retriever`."""
+        if self.retriever is None:
+            return super().new_cache(num_rows, capacity, is_kept=is_kept)
+        return RetroCache(
+            len(self.layers),
+            num_rows,
+            capacity=capacity,
+            retriever=self.retriever,
+            chunk_length=self.architecture.setting("chunk_length"),
+            is_kept=is_kept,
+        )
 
     def _neighbors(
         self, tokens_BCkr: Tensor, num_tokens_BCk: Tensor, *, dropout: Dropout | None
