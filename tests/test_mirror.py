@@ -185,6 +185,7 @@ TESTED_THROUGH = {
             "train/objectives/ict/titles",
         ),
     ],
+    "train/objectives/retro/test_objective.py": ["train/objectives/retro/data"],
     "train/objectives/retro/test_samples.py": ["train/objectives/retro/chunks"],
     "retrieval/test_find_neighbors.py": [
         *("retrieval/chunk_tables", "retrieval/chunk_vectors"),

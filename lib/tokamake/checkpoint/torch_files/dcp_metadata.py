@@ -232,7 +232,7 @@ def check_files(folder: Path, contents: Contents) -> None:
 
 def _contents(metadata: Any, kinds: Mapping[str, Any], *, may_share: bool) -> Contents:
     """Convert DCP's records. Records that DCP does not write raise any error."""
-    if type(metadata) is not kinds["Metadata"]:
+    if type(metadata) not in (kinds["Metadata"], kinds["MCoreMetadata"]):
         raise ValueError(f"{FILE} holds no metadata")
     locations: dict[_Index, StorageLocation] = {}
     for index, info in metadata.storage_data.items():

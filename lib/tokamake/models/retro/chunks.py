@@ -67,8 +67,8 @@ class Neighbors(NamedTuple):
 class EncodedNeighbors(NamedTuple):
     """States of the neighbors of each chunk, after the encoder."""
 
-    x_NSD: Tensor
-    """(N, S, D) `shared_input` of the states: all layers share it."""
+    x_NrD: Tensor
+    """(N × k, r, D) `shared_input` of the states: all layers share it."""
     chunks: Chunks
 
 

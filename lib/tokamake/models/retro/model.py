@@ -72,9 +72,13 @@ class ChunkedCrossAttention(CrossAttention):
         if chunks.is_empty:
             return torch.zeros_like(x_BLD)
         q_NWE = chunks.attending(self.q_proj(shared_input(x_BLD, self._mesh)))
+        k_NSE, v_NSE = (
+            projected(memory.x_NrD).unflatten(0, (-1, chunks.num_neighbors)).flatten(1, 2)
+            for projected in (self.k_proj, self.v_proj)
+        )
         q_NHWK, k_NGSK, v_NGSK = (
             projected.unflatten(-1, (-1, self._width)).transpose(1, 2)
-            for projected in (q_NWE, self.k_proj(memory.x_NSD), self.v_proj(memory.x_NSD))
+            for projected in (q_NWE, k_NSE, v_NSE)
         )
         k_NGSK, v_NGSK = chunks.kept(k_NGSK, v_NGSK, layer=self.number)
         axis, drop = self._mesh.context, None
@@ -112,17 +116,15 @@ class NeighborEncoder(nn.Module):
         x_NrD, is_token_Nr, chunks, dropout = neighbors
         x_NmD = chunks.states(shared_input(x_BLD, self._mesh))
         if not len(x_NmD):  # a pass of generation completes no chunk
-            return EncodedNeighbors(x_BLD.new_zeros(0, 0, x_BLD.shape[-1]), chunks)
-        num_neighbors = chunks.num_neighbors
+            return EncodedNeighbors(x_NrD, chunks)
         # A missing neighbor sees its first token, and nothing sees it: no softmax is over nothing.
         mask_N11r = F.pad(is_token_Nr[:, 1:], (1, 0), value=True)[:, None, None]
         first, *rest = self.layers.values()
-        x_NmD = x_NmD.repeat_interleave(num_neighbors, 0)
+        x_NmD = x_NmD.repeat_interleave(chunks.num_neighbors, 0)
         x_NrD = first(x_NrD, x_NmD, mask_N11r, UNMASKED, dropout)
         for layer in rest:
             x_NrD = layer(x_NrD, None, None, mask_N11r, dropout)
-        x_NrD = shared_input(x_NrD, self._mesh)
-        return EncodedNeighbors(x_NrD.unflatten(0, (-1, num_neighbors)).flatten(1, 2), chunks)
+        return EncodedNeighbors(shared_input(x_NrD, self._mesh), chunks)
 
 
 class RetrievalLayer(TransformerLayer):
@@ -152,21 +154,26 @@ class RetrievalLayer(TransformerLayer):
         mask: AttentionMask = None,
         dropout: Dropout | None = None,
         cache: LayerCache | None = None,
-    ) -> States:
-        """Transform states; see `Attention.forward` for the arguments."""
+    ) -> tuple[Tensor, EncodedNeighbors | None]:
+        """Transform states; see `Attention.forward` for the arguments.
+
+        Returns:
+            States, and neighbors if this layer has encoded them.
+        """
         y_BLD: Tensor = self.self_attn(
             self.input_layernorm(x_BLD), cos_LK, sin_LK, mask, dropout, cache
         )
         x_BLD = x_BLD + dropped(y_BLD, dropout, "attention_output", layer=self.self_attn)
+        encoded = None
         if neighbors is not None:
             y_BLD = self.cross_attn_layernorm(x_BLD)
-            memory = self.encoder(neighbors, y_BLD) if hasattr(self, "encoder") else neighbors
-            y_BLD, neighbors = self.cross_attn(y_BLD, memory, dropout), memory
+            if hasattr(self, "encoder"):
+                neighbors = encoded = self.encoder(neighbors, y_BLD)
+            y_BLD = self.cross_attn(y_BLD, neighbors, dropout)
             x_BLD = x_BLD + dropped(y_BLD, dropout, "cross_attention_output", layer=self.cross_attn)
         y_BLD = self.mlp(self.post_attention_layernorm(x_BLD))
-        return States(
-            x_BLD + dropped(y_BLD, dropout, "mlp_output", layer=self.self_attn), neighbors
-        )
+        x_BLD = x_BLD + dropped(y_BLD, dropout, "mlp_output", layer=self.self_attn)
+        return x_BLD, encoded
 
 
 class Model(Decoder):
@@ -334,8 +341,8 @@ class Model(Decoder):
 def _pass(layer: nn.Module, states: States, *inputs: Any, cache: LayerCache | None) -> States:
     """Pass states through a layer, with neighbors or without."""
     if isinstance(layer, RetrievalLayer):
-        result: States = layer(*states, *inputs, cache)
-        return result
+        x_BLD, encoded = layer(*states, *inputs, cache)
+        return States(x_BLD, states.neighbors if encoded is None else encoded)
     return states._replace(x_BLD=layer(states.x_BLD, *inputs, cache))
 
 

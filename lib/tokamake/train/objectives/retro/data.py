@@ -46,6 +46,12 @@ class Data(CausalData):
                 "(chunk_length of its architecture); change one of them"
             )
 
+    def stack_lengths(self, train: TrainFields) -> list[int]:
+        """The decoder's first; each neighbor of a sample is a row of the encoder."""
+        section, length = objective_section(train), train.sequence_length
+        num_neighbors = length // section.chunk_length * section.neighbors
+        return [length, *[section.retrieved_chunks * section.chunk_length] * num_neighbors]
+
     def sample_settings(self, train: TrainFields) -> dict[str, Any]:
         """Settings that decide which neighbors a sample has."""
         section = objective_section(train)
