@@ -75,7 +75,10 @@ BUILT = {
         "tokamake/results/data/deduplicated/near_duplicates/all.parquet",
         "tokamake/results/data/deduplicated/metadata.json",
     ),
-    "ict": ("tokamake/results/retriever/train.json", "tokamake/bm25-recall.json"),
+    "ict": (
+        "tokamake/results/retriever/retrieval/retrieval.html",
+        "tokamake/results/data/retriever/report.html",
+    ),
     "retrieval": ("tokamake/bm25-recall.questions.jsonl", "tokamake/found-recall.json"),
     "repeated-text": ("tokamake/results/data/uncopied/metadata.json",),
     "phases": ("tokamake/results/long/train.json", "tokamake/results/anneal/export/config.json"),

@@ -105,6 +105,7 @@ def test_accuracy_figure_names_predictions_and_splits() -> None:
         axes = training_curves.accuracy(history).axes[0]
     texts = [text.get_text() for text in axes.texts]
     assert texts == ["tokens 25.0%", "order of sentences (hard) 62.5%"]
+    assert axes.get_ylim()[1] == pytest.approx(1.25 * 0.625)
 
 
 def test_loss_figure_shows_the_corpora_with_the_most_lines(inputs: dict[str, Path]) -> None:

@@ -317,15 +317,17 @@ def test_named_validation_splits_are_shown(
 ) -> None:
     train(folder, age=0)
     path = folder / "results/big/training/metrics.jsonl"
+    metrics = {"validation_accuracy_at_5": 0.125, "validation_token_accuracy": 0.25}
     losses = [
         {"step": 0, "validation_loss/code": 9.0},
-        {"step": 10, "validation_loss": 3.5, "validation_loss/code": 3.0},
+        {"step": 10, "validation_loss": 3.5, "validation_loss/code": 3.0, **metrics},
         {"step": 10, "validation_loss/web": 2.5},
     ]
     lines = [*losses, {**metric(10, 4.0), "step_seconds": 90.0}]
     write(path, "".join(json.dumps(line) + "\n" for line in lines))
     status(folder)
-    assert "loss 4.0000, validation 3.5000, code 3.0000, web 2.5000, " in capsys.readouterr().out
+    text = "loss 4.0000, validation 3.5000 (25.0% of tokens right, 12.5% in the top 5), code 3.0000"
+    assert f"{text}, web 2.5000, " in capsys.readouterr().out
     status(folder, json=True)
     training = json.loads(capsys.readouterr().out)["training"]["big"]
     assert training["validation_losses"] == {"code": 3.0, "web": 2.5}

@@ -273,6 +273,22 @@ def test_the_main_process_reports_a_run_without_a_test_split(
     assert capsys.readouterr().err == report
 
 
+def test_a_model_that_is_not_evaluated_needs_no_test_split(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    Path("bert.yaml").write_text(
+        yaml.safe_dump({**ARCHITECTURE, "family": "bert", "num_key_value_heads": 4})
+    )
+    read_config(
+        train=train(split="90,10,0", objective="masked"),
+        model={"architecture": "bert.yaml"},
+        tokenizer={"kind": "wordpiece", "vocab_size": 500},
+        tokenize={"split_sentences": True, "append_eod": False},
+        is_main_process=True,
+    )
+    assert "no test split" not in capsys.readouterr().err
+
+
 def test_runs_with_the_same_held_out_split_share_a_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -247,7 +247,7 @@ def recipe_of(run: Run) -> str:
     return (
         f"{train.train_steps:,} steps of {batch} × {train.sequence_length:,} "
         f"tokens, {train.optimizer.name}, {train.schedule.name} schedule, "
-        f"{train.precision or 'bf16 (fp32 on CPUs)'}, ZeRO stage {train.zero_stage}"
+        f"{train.precision or 'bf16 on GPUs, fp32 on CPUs'}, ZeRO stage {train.zero_stage}"
     )
 
 

@@ -114,13 +114,13 @@ def loss(history: pd.DataFrame, num_choices: int, *, of: str = "token") -> Figur
 def accuracy(history: pd.DataFrame) -> Figure:
     """Draw the share of tokens, samples or blocks that an encoder finds in validations."""
     figure, axes = style.over_steps("Accuracy")
-    axes.set_ylabel("right predictions in validation")
     labels = []
     titles = {
         column: f"in the top {match[1]}"
         for column in history
         if (match := _ACCURACY_AT.fullmatch(column))
     }
+    axes.set_ylabel(f"{'blocks found' if titles else 'right predictions'} in validation")
     accuracies = {
         title + f" ({split})" * bool(split): values
         for key, title in {**_ACCURACIES, **titles}.items()
@@ -130,7 +130,8 @@ def accuracy(history: pd.DataFrame) -> Figure:
         color = (BLUE, *VALIDATION_COLORS)[number % (1 + len(VALIDATION_COLORS))]
         axes.plot(places, shares, "-o", color=color, linewidth=1.6, markersize=4)
         labels.append(Label(shares[-1], f"{name} {shares[-1]:.1%}", color))
-    axes.set_ylim(0, 1)
+    highest = max((shares.max() for _, shares in accuracies.values()), default=1.0)
+    axes.set_ylim(0, min(1.0, 1.25 * highest) or 1.0)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     style.label_ends(axes, labels)
     return figure

@@ -20,6 +20,8 @@ from tokamake.units import duration
 _TAIL_BYTES = 1 << 20
 _VALIDATION = "validation_loss"
 """Prefix of the keys of validation losses; the name of a split follows after a slash."""
+_METRIC = "validation_"
+"""Prefix of the keys of other measurements of validations."""
 _LATEST = 20
 """Number of last lines for the median speed."""
 
@@ -36,6 +38,8 @@ class TrainingProgress(NamedTuple):
     validation_loss: float | None
     validation_losses: dict[str, float]
     """Name of another validation split → its last loss."""
+    validation_metrics: dict[str, float]
+    """Last accuracies of the validation split `valid`, by name."""
     tokens_per_second: float | None
     """Median of the last training lines."""
     seconds_left: float | None
@@ -65,6 +69,12 @@ def read_training(folder: Path, run: str, *, now: float) -> TrainingProgress | N
         latest[-1]["loss"] if latest else None,
         last_losses.pop("", None),
         last_losses,
+        {
+            key.removeprefix(_METRIC): value
+            for line in lines
+            for key, value in line.items()
+            if key.startswith(_METRIC) and not key.startswith(_VALIDATION) and "/" not in key
+        },
         median(line["tokens_per_second"] for line in latest) if latest else None,
         (steps - step) * median(step_seconds) if step_seconds else None,
         now - path.stat().st_mtime,
@@ -79,7 +89,8 @@ def described(training: TrainingProgress) -> str:
     if training.loss is not None:
         parts.append(f"loss {training.loss:.4f}")
     if training.validation_loss is not None:
-        parts.append(f"validation {training.validation_loss:.4f}")
+        text = metrics.metrics_text(training.validation_metrics)
+        parts.append(f"validation {training.validation_loss:.4f}" + f" ({text})" * bool(text))
     parts += [f"{name} {loss:.4f}" for name, loss in training.validation_losses.items()]
     if training.tokens_per_second is not None:
         parts.append(f"{training.tokens_per_second:,.0f} tokens/s")

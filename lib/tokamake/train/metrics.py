@@ -226,8 +226,14 @@ def validation_text(name: str, split: Validation) -> str:
     """A measurement of a validation split for people."""
     if split.loss is None:
         return f"{title(name)} none: no token of the split has a label"
+    text = metrics_text(split.metrics)
+    return f"{title(name)} {split.loss:.4f}" + f" ({text})" * bool(text)
+
+
+def metrics_text(metrics: Mapping[str, float]) -> str:
+    """Accuracies and other measurements of a validation for people; may be empty."""
     shares, texts = [], []
-    for key, value in split.metrics.items():
+    for key, value in metrics.items():
         if key.endswith("_accuracy"):
             shares.append(f"{value:.1%} of {key.removesuffix('_accuracy')}s")
         elif key.startswith(ACCURACY_AT):
@@ -236,7 +242,7 @@ def validation_text(name: str, split: Validation) -> str:
             texts.append(f"{key} {value:.4f}")
     if shares:
         texts.insert(0, f"{', '.join(shares)} right")
-    return f"{title(name)} {split.loss:.4f}" + f" ({', '.join(texts)})" * bool(texts)
+    return ", ".join(texts)
 
 
 def title(name: str) -> str:

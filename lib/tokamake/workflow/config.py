@@ -11,6 +11,7 @@ from typing import Any
 
 from tokamake.config.data_set import DataSet
 from tokamake.config.fields import FETCH
+from tokamake.config.objective import objective_data
 from tokamake.config.root import Config
 from tokamake.config.runs import NamedRun, read_runs
 from tokamake.config.schedule import unfinished_warmup
@@ -198,7 +199,11 @@ def _report(config: WorkflowConfig) -> None:
     """Say how a config is understood where a user may expect something else."""
     _report_lists({run.weights: config.tables[name] for name, run in config.runs.items()})
     _report_evaluation(
-        {name: held_out_splits(run.train, config.tables[name]) for name, run in config.runs.items()}
+        {
+            name: held_out_splits(run.train, config.tables[name])
+            for name, run in config.runs.items()
+            if objective_data(run.train.objective).generates
+        }
     )
     for name, run in config.runs.items():
         if run.train.span and (note := unfinished_warmup(run.train.schedule, run.train.span)):
@@ -217,7 +222,7 @@ def _report_lists(tables: Mapping[Path | None, list[Corpus]]) -> None:
 
 
 def _report_evaluation(splits: Mapping[str, list[str]]) -> None:
-    """Print the split that runs without a test split use; runs with the same split share a line.
+    """Print the split on which models without a test split are evaluated; runs share a line.
 
     Args:
         splits: held-out splits of each run, see `held_out_splits`.
