@@ -105,7 +105,7 @@ def test_an_epoch_equals_transformers_with_sgd(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("world_size", "parallel"),
     [
-        (3, {}),
+        pytest.param(3, {}, marks=pytest.mark.grid),
         (2, {"tensor_parallel_size": 2}),
         pytest.param(
             2,

@@ -151,6 +151,7 @@ def test_every_layout_equals_one_process(
         assert scores == pytest.approx(expected_scores, rel=1e-4), (folder.name, layout)
 
 
+@pytest.mark.grid
 @pytest.mark.ranks
 def test_every_layout_equals_one_process_in_bf16(models: Path) -> None:
     folder = models / "llama-gqa-hf"

@@ -180,8 +180,9 @@ def test_a_finished_run_goes_on_with_more_steps(root: Path) -> None:
 @pytest.mark.parametrize(
     ("size", "train_steps", "steps"),
     [
-        (4, 12, 8),  # 48 samples, 32 of them consumed: 4 steps of 4
-        pytest.param(16, 5, 7, marks=pytest.mark.grid),  # 80 samples: 3 steps of 16
+        # 48 samples, 32 of them consumed: 4 steps of 4
+        pytest.param(4, 12, 8, marks=pytest.mark.grid),
+        (16, 5, 7),  # 80 samples: 3 steps of 16
         pytest.param(8, 8, 8, marks=pytest.mark.grid),
     ],
 )

@@ -82,7 +82,9 @@ def plain_training(
 RAMPED = {"rampup_batch_size": [4, 4, 10], "micro_batch_size": 1}
 
 
-@pytest.mark.parametrize("zero_stage", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "zero_stage", [*(pytest.param(n, marks=pytest.mark.grid) for n in (0, 1, 2)), 3]
+)
 def test_a_batch_size_ramp_up_equals_torch(root: Path, zero_stage: int) -> None:
     config = make_run(root, f"ramped-{zero_stage}", zero_stage=zero_stage, **RAMPED)
     assert train_here(config) == 0
@@ -242,7 +244,14 @@ def test_other_validation_samples_do_not_restart_the_run(
 
 
 @pytest.mark.fault("stop signal")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.grid),
+        pytest.param(signal.SIGUSR1, marks=pytest.mark.grid),
+    ],
+)
 def test_a_signal_saves_and_the_run_resumes(
     root: Path,
     single: Path,

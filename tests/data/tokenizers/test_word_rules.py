@@ -74,6 +74,7 @@ def test_random_texts_give_the_same_tokens(bert: Tokenizer) -> None:
     assert by_words(bert, texts) == bert.encode_batch(texts)
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 @pytest.mark.parametrize("bert", params(KINDS, ["uncased"]), indirect=True)
 def test_every_code_point_gives_the_same_tokens(bert: Tokenizer) -> None:

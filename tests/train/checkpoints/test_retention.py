@@ -172,7 +172,7 @@ def test_settings_that_cannot_work_are_refused(
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("backend", ["native", "deepspeed"])
+@pytest.mark.parametrize("backend", ["native", pytest.param("deepspeed", marks=pytest.mark.grid)])
 def test_a_run_of_two_ranks_keeps_the_newest(backend: str, root: Path) -> None:
     config = make_run(root, backend, backend=backend, train_steps=10, keep_last=2)
     printed = train(config, ranks=2)

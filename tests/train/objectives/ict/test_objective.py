@@ -164,6 +164,7 @@ def test_each_layout_trains_as_transformers_and_torch(
         assert_trained((*results,), plain_training(name), layout)
 
 
+@pytest.mark.grid
 @pytest.mark.ranks
 def test_dropout_has_the_same_masks_in_both_passes_and_at_each_layout(runs: dict[str, Run]) -> None:
     rates = {"dropout": {"hidden": 0.1, "attention": 0.1, "embedding": 0.1}}
@@ -191,6 +192,7 @@ def of_split(number: int) -> Records:
     return Records([samples_of(step % 2).records for step in range(number // SIZE)])
 
 
+@pytest.mark.grid
 @pytest.mark.usefixtures("lone_rank")
 def test_a_run_continues_from_its_checkpoints_also_with_other_micro_batches(
     runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

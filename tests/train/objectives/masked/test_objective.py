@@ -151,6 +151,7 @@ FURTHER = {"token_types", "document_ids", "label_places"}
 DROPPING = {"dropout": {"hidden": 0.2, "attention": 0.1, "embedding": 0.1}}
 
 
+@pytest.mark.grid
 @pytest.mark.ranks
 def test_each_layout_drops_the_same_numbers(run: Run) -> None:
     dropping = laid_out(run, DROPPING)
