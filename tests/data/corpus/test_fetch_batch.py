@@ -173,6 +173,35 @@ def test_a_list_may_lack_pages_but_not_a_corpus(tmp_path: Path) -> None:
         assert fetch() == [{"status 503": 1}, {"fetched": 1}]
 
 
+@pytest.mark.extra("corpora", "fastwarc")
+@pytest.mark.usefixtures("server")
+@pytest.mark.parametrize("reverse", [False, True])
+def test_pages_of_a_later_job_count_for_a_list_without_pages(tmp_path: Path, reverse: bool) -> None:
+    """The result of a corpus does not depend on the order of its jobs."""
+    corpus = Corpus(corpus="owt", files="urls:urls.txt", weight=1)
+    settings = FetchUrlsSettings(
+        urls_per_shard=1, host_seconds=0, allow_private_addresses=True, attempts=1
+    )
+    plan, found = tmp_path / "plan.json", {}
+    with serving() as site:
+        names = ["busy-1", "busy-2", "a", "busy-3"]
+        Path("urls.txt").write_text("\n".join(f"{site.url}/{name}" for name in names))
+        one_shard_a_job = SETTINGS.model_copy(update={"shard_bytes": 1, "max_jobs": 9})
+        made = make_plan([corpus], one_shard_a_job, declared={}, fetch_urls=settings)
+        write_plan(plan, made)
+        batches = [each.name for each in made.tokenize_batches]
+        assert len(batches) == 4
+        site.refusals = {f"/{name}": [(503, "0")] * 100 for name in names if name != "a"}
+        for batch in reversed(batches) if reverse else batches:
+            output = tmp_path / f"{batch}.json"
+            fetch_batch(plan=plan, batch=batch, output=output, urls=settings.model_dump_json())
+            (entry,) = json.loads(output.read_text())["files"]
+            found[batch] = entry["outcomes"]
+        assert site.paths().count("/a") == 1
+        outcomes = [found[batch] for batch in batches]
+        assert outcomes == [{"status 503": 1}, {"status 503": 1}, {"fetched": 1}, {"status 503": 1}]
+
+
 @pytest.mark.usefixtures("server")
 def test_a_list_of_urls_is_for_the_workflow() -> None:
     corpus = Corpus(corpus="owt", files="urls:none.txt", weight=1)

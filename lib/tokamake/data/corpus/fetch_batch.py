@@ -71,31 +71,45 @@ def _download(files: list[RemoteFile], workers: int) -> None:
 def _fetch_urls(
     files: list[RemoteFile], settings: FetchUrlsSettings, *, plan: Plan
 ) -> dict[str, Counter[str]]:
-    """Fetch WARC files one after the other, with one pace for each host; return their outcomes."""
+    """Fetch WARC files one after the other, with one pace for each host; return their outcomes.
+
+    A file may lack pages, but not a whole corpus. So a file without a page waits for one with pages
+    in its corpus. Files of other batches count, too: they are fetched here, and their jobs find
+    them in the cache. The result does not depend on the order of the jobs.
+    """
     from tokamake.data.urls.cleaning import read_blacklist
-    from tokamake.data.urls.fetch_shard import NoPageError, fetch_listed
+    from tokamake.data.urls.fetch_shard import NoPageError, Outcomes, fetch_listed
     from tokamake.data.urls.hosts import Crawler
+    from tokamake.data.urls.journal import FETCHED
 
     blacklist = read_blacklist(settings.blacklist, with_default=settings.default_blacklist)
     crawler = Crawler(settings, blacklist)
-    outcomes: dict[str, Counter[str]] = {}
     of_corpora = _url_lists(plan)
+    fetched: dict[str, Outcomes] = {}
 
     def fetch(file: RemoteFile) -> None:
-        fetched = fetch_listed(file, settings, crawler=crawler, of_corpus=of_corpora[file.path])
-        outcomes[file.path] = fetched.counts
-        print(f"{file.path}: {fetched.summary}", flush=True)
+        of_corpus = [*map(Path, of_corpora[file.path])]
+        outcomes = fetch_listed(file, settings, crawler=crawler, of_corpus=of_corpus)
+        fetched[file.path] = outcomes
+        print(f"{file.path}: {outcomes.summary}", flush=True)
 
     for file in files:
-        with suppress(NoPageError):  # later files of the corpus may have pages
+        with suppress(NoPageError):
             fetch(file)
-    for file in files:
-        if file.path not in outcomes:
-            fetch(file)
-    return outcomes
+    planned = {entry.path: entry.file for entry in plan.downloads}
+    for file in [file for file in files if file.path not in fetched]:
+        corpus = of_corpora[file.path]
+        others = (path for path in corpus if path not in fetched and planned[path] not in files)
+        while not any(path in fetched and fetched[path].counts[FETCHED] for path in corpus):
+            if (path := next(others, None)) is None:
+                break
+            with suppress(NoPageError):
+                fetch(planned[path])
+        fetch(file)
+    return {path: outcomes.counts for path, outcomes in fetched.items()}
 
 
-def _url_lists(plan: Plan) -> dict[str, list[Path]]:
+def _url_lists(plan: Plan) -> dict[str, list[str]]:
     """WARC files of URL lists: path → paths of all of them that its corpus reads."""
     listed = {entry.path for entry in plan.downloads if is_url_list(entry.url)}
     corpora: dict[str, dict[str, None]] = {}
@@ -103,4 +117,4 @@ def _url_lists(plan: Plan) -> dict[str, list[Path]]:
     members += [(each.corpus, each.files) for each in plan.shards]
     for corpus, paths in members:
         corpora.setdefault(corpus, {}).update(dict.fromkeys(listed.intersection(paths)))
-    return {path: [*map(Path, paths)] for paths in corpora.values() for path in paths}
+    return {path: sorted(paths) for paths in corpora.values() for path in paths}
