@@ -16,6 +16,7 @@ HEADER = """<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/" xml:lan
       <namespace key="0" case="first-letter" />
       <namespace key="1" case="first-letter">Diskussion</namespace>
       <namespace key="6" case="first-letter">Datei</namespace>
+      <namespace key="10" case="first-letter">Vorlage</namespace>
       <namespace key="14" case="first-letter">Kategorie</namespace>
     </namespaces>
   </siteinfo>
