@@ -26,6 +26,7 @@ from tokamake.data.corpus.sign_documents import pack_places, sign_documents, unp
 from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.tokenize.tokenize_batch import tokenize_batch
 from tokamake.errors import UserError
+from tokamake.runtime import console
 
 BANDS = 5
 OPTIONS: dict[str, Any] = {"bands": BANDS, "rows": 2, "shingle": 2}
@@ -189,6 +190,23 @@ def test_several_keys_are_one_text(tmp_path: Path) -> None:
         plan=tmp_path / "plan.json", batch="two-00000", output=rows, text_key=("t,b",), **OPTIONS
     )
     assert [(row["document"], row["kept_document"]) for row in find(tmp_path, [rows])] == [(1, 0)]
+
+
+def test_a_log_shows_the_documents_that_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console, "_LOG_SECONDS", 0)
+    (tmp_path / "a.txt").write_text("one")
+    (tmp_path / "b.txt").write_text("two")
+    corpus = Corpus(corpus="two", files=f"{tmp_path}/*.txt", weight=1)
+    write_plan(tmp_path / "plan.json", make_plan([corpus], PlanSettings(), declared={}))
+    rows = tmp_path / "signed.rows"
+    filters = "length: {min_words: 9}"
+    sign_documents(
+        plan=tmp_path / "plan.json", batch="two-00000", output=rows, filters=filters, **OPTIONS
+    )
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["read two/00000: 1 documents", "read two/00000: 2 documents"]
 
 
 def test_a_document_that_equals_an_earlier_one_is_not_kept_in_place_of_another(

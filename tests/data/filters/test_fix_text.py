@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import time
 from typing import Any
 
 import ftfy
@@ -11,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tokamake.data.filters import Document
+from tokamake.data.filters._time_limit import TimeLimit, TimeLimitExceeded
 from tokamake.data.filters.fix_text import Filter
 
 WEB = {
@@ -185,3 +187,20 @@ def test_the_defaults_are_those_of_datatrove(text: str) -> None:
     assert fixed(text) == oracle.format(text)
     ours = DEFAULT.model_dump()
     assert ours == {key: value for key, value in oracle.config._asdict().items() if key in ours}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Ã©\n" * 300_000, "Ã" * 900_000, "word â€™" * 500_000],
+    ids=["many lines", "one line without spaces", "a long line"],
+)
+def test_the_time_limit_of_a_document_interrupts_ftfy(text: str) -> None:
+    limit = TimeLimit(0.1)
+    started = time.monotonic()
+    with pytest.raises(TimeLimitExceeded), limit.watch():
+        limit.running = 0
+        try:
+            DEFAULT.apply(Document(text, {}))
+        finally:
+            limit.running = -1
+    assert time.monotonic() - started < 10

@@ -308,3 +308,15 @@ def test_datasets_may_have_the_names_of_megatron(
     assert re.search(
         r"tokenize my-gpt2: 1 documents, [\d,]+ documents/s, [\d.]+ MB/s\n", printed.err
     )
+
+
+def test_progress_counts_documents_that_filters_drop(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of many sources, filters keep so little that the encoder gets no batch for minutes."""
+    monkeypatch.setattr(console, "_LOG_SECONDS", 0)
+    for number in range(3):
+        (workspace / f"short-{number}.txt").write_text("Short.")
+    tokenized(workspace, *sorted(workspace.glob("short-*.txt")), filters="length: {min_words: 9}")
+    lines = re.findall(r"tokenize pair: (\d) documents, ", capsys.readouterr().err)
+    assert lines == ["1", "2", "3"]

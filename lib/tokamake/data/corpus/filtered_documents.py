@@ -13,6 +13,7 @@ from tokamake.data.corpus.document_rows import read_duplicates, read_table
 from tokamake.data.corpus.documents import Fields
 from tokamake.data.corpus.plan_file import PlannedShard, batch_shards
 from tokamake.data.readers import Input, RecordBlock, open_unchanged, parse_range, select_texts
+from tokamake.runtime.console import progress
 
 if TYPE_CHECKING:
     from tokamake.data.filters._run_and_count import FilterRun
@@ -55,7 +56,13 @@ class DocumentSource(NamedTuple):
         for path in self.duplicates:
             read_table(path, verify=True)
         for shard in batch_shards(plan, batch):
-            yield shard.name, self._blocks(shard, run)
+            blocks = progress(
+                self._blocks(shard, run),
+                label=f"read {shard.name}",
+                unit="documents",
+                size=lambda filtered: len(filtered.block.records),
+            )
+            yield shard.name, blocks
 
     def _blocks(self, shard: PlannedShard, run: "FilterRun | None") -> Iterator[FilteredBlock]:
         paths = [Path(path) for path in shard.files]

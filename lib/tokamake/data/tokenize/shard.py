@@ -116,13 +116,7 @@ class ShardWriter:
         keep_empty = self._options.empty_documents == "keep"
         # closing: an error below must stop the threads at once, not when the generator is freed.
         with closing(self._encode_ahead(reader)) as encoded_batches:
-            for batch, columns in progress(
-                encoded_batches,
-                label=f"tokenize {self._shard.output.name}",
-                unit="documents",
-                size=lambda item: len(item[0].inputs),
-                num_bytes=lambda item: sum(encoded.text_bytes for encoded in item[1]),
-            ):
+            for batch, columns in encoded_batches:
                 for output, encoded in zip(outputs, columns, strict=True):
                     output.add(batch, encoded, keep_empty=keep_empty)
 
@@ -133,7 +127,15 @@ class ShardWriter:
         pending: deque[tuple[DocumentBatch, list[Future[EncodedBatch]]]] = deque()
         pool = ThreadPoolExecutor(self._encoder.threads)
         try:
-            for batch in merge_small_batches(reader.batches()):
+            # Documents that are read, not those that are written: filters may drop almost all.
+            batches = progress(
+                reader.batches(),
+                label=f"tokenize {self._shard.output.name}",
+                unit="documents",
+                size=lambda batch: batch.num_read,
+                num_bytes=lambda batch: batch.size_read,
+            )
+            for batch in merge_small_batches(batches):
                 # The stream position is taken here, in order: it decides which texts are checked.
                 futures = [
                     pool.submit(

@@ -44,6 +44,10 @@ class DocumentBatch(NamedTuple):
     """(documents,) line or row."""
     offsets: npt.NDArray[np.int64]
     """(documents,) first byte of the line, or -1."""
+    num_read: int
+    """Documents that were read for it, with duplicates and those that filters dropped."""
+    size_read: int
+    """`text_size` of these documents."""
 
 
 class EncodedBatch(NamedTuple):
@@ -133,7 +137,11 @@ def _concatenate(batches: list[DocumentBatch]) -> DocumentBatch:
     columns = zip(*(batch.columns for batch in batches), strict=True)
     return DocumentBatch(
         tuple(map(_concatenate_texts, columns)),
-        *(np.concatenate([batch[field] for batch in batches]) for field in (1, 2, 3)),
+        inputs=np.concatenate([batch.inputs for batch in batches]),
+        numbers=np.concatenate([batch.numbers for batch in batches]),
+        offsets=np.concatenate([batch.offsets for batch in batches]),
+        num_read=sum(batch.num_read for batch in batches),
+        size_read=sum(batch.size_read for batch in batches),
     )
 
 
@@ -228,6 +236,8 @@ class ShardReader:
                 np.full(len(indices), number, np.int64),
                 block.numbers[indices],
                 block.offsets[indices],
+                num_read=len(block.records),
+                size_read=sum(map(text_size, texts.columns)),
             )
 
     def _set_aside(self, source: Input, block: RecordBlock, index: int, reason: str) -> None:
