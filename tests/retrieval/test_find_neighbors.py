@@ -196,10 +196,18 @@ def test_ranks_write_the_same_bytes(retro_data: RetroData, tmp_path: Path) -> No
 
 def test_keep_nearest() -> None:
     found = np.array([[[5, 3, 9, -1], [9, 9, 9, 9]], [[3, 5, 2, 9], [-1, -1, -1, -1]]])
-    documents = found // 2
     own = [np.array([4, 4]), np.array([1, 0])]
-    kept = keep_nearest(found, documents, own=own, num_kept=2)
+    options: dict[str, Any] = {"own": own, "num_documents": 5, "num_kept": 2}
+    kept = keep_nearest(found, lambda chunks: chunks // 2, **options)
     assert kept.tolist() == [[[5, 3], [-1, -1]], [[5, 9], [-1, -1]]]
+
+
+def test_keep_nearest_looks_beyond_the_first_ones() -> None:
+    found = np.array([[[8, 9, 8, 9, 1, 2, 3]]])
+    options: dict[str, Any] = {"num_documents": 5, "num_kept": 2}
+    for own, expected in ([np.array([4])], [1, 2]), ([np.zeros(0, np.int64)], [8, 9]):
+        kept = keep_nearest(found, lambda chunks: chunks // 2, own=own, **options)
+        assert kept.tolist() == [[expected]]
 
 
 def test_sets_chunks_without_text_aside(retro_data: RetroData, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Search for the neighbors of chunks of samples, in blocks of samples."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -86,28 +87,53 @@ class ChunkQueries:
 
 
 def keep_nearest(
-    found: Numbers, documents: Numbers, *, own: list[Numbers], num_kept: int
+    found: Numbers,
+    documents: Callable[[Numbers], Numbers],
+    *,
+    own: list[Numbers],
+    num_documents: int,
+    num_kept: int,
 ) -> Numbers:
     """Keep the first chunks that are of no document of their sample.
 
     Args:
         found: (samples, C, n) chunks, the most similar ones first; -1: none.
-        documents: document of each.
+        documents: function that returns the documents of chunks.
         own: documents of each sample.
+        num_documents: documents of all chunks.
         num_kept: K, chunks to keep.
 
     Returns:
         (samples, C, K) chunks; -1 where there are fewer.
     """
-    # Document d of sample s is the number s x base + d; -1 is no document.
-    base = 1 + max(int(documents.max(initial=0)), *(int(each.max(initial=0)) for each in own))
-    pairs = np.concatenate([sample * base + each for sample, each in enumerate(own)])
-    asked = documents + base * np.arange(len(found))[:, None, None]
-    is_dropped = (found < 0) | np.isin(asked, pairs, kind="sort")
-    order = np.argsort(is_dropped, axis=-1, kind="stable")[..., :num_kept]
-    kept = np.take_along_axis(found, order, axis=-1)
-    kept[np.take_along_axis(is_dropped, order, axis=-1)] = -1
-    return kept
+    num_samples, num_chunks, num_found = found.shape
+    rows = found.reshape(-1, num_found)
+    kept = np.full((len(rows), num_kept), -1, np.int64)
+    # Document d of sample s is the pair s x documents + d.
+    pairs = np.unique(
+        np.concatenate([sample * num_documents + each for sample, each in enumerate(own)])
+    )
+    firsts = np.repeat(np.arange(num_samples) * num_documents, num_chunks)
+    left = np.arange(len(rows))
+    # Few are dropped: mostly, the first ones are enough.
+    for width in (min(2 * num_kept, num_found), num_found):
+        part = rows[left, :width]
+        is_dropped = (part < 0) | _occur(documents(part) + firsts[left, None], pairs)
+        order = np.argsort(is_dropped, axis=1, kind="stable")[:, :num_kept]
+        nearest = np.take_along_axis(part, order, axis=1)
+        nearest[np.take_along_axis(is_dropped, order, axis=1)] = -1
+        kept[left] = nearest
+        left = left[np.count_nonzero(~is_dropped, axis=1) < num_kept]
+    return kept.reshape(num_samples, num_chunks, num_kept)
+
+
+def _occur(values: Numbers, among: Numbers) -> npt.NDArray[np.bool_]:
+    """Whether each value is among sorted ones."""
+    if not len(among):
+        return np.zeros(values.shape, np.bool_)
+    places = np.minimum(np.searchsorted(among, values), len(among) - 1)
+    occurs: npt.NDArray[np.bool_] = among[places] == values
+    return occurs
 
 
 def write_neighbors(
@@ -133,10 +159,11 @@ def write_neighbors(
         for start in range(0, asked.num_samples, step):
             places = range(start, min(start + step, asked.num_samples))
             found = asked.search(places, searched, num_found=facts["num_found"])
-            kept: npt.NDArray[np.int64] = keep_nearest(
+            kept = keep_nearest(
                 found,
-                database.documents(found),
+                database.documents,
                 own=asked.own_documents(places, database),
+                num_documents=database.num_documents,
                 num_kept=num_kept,
             )
             num_alone += int((kept[..., 0] < 0).sum())

@@ -64,6 +64,7 @@ class ChunkDatabase:
         request: digest of everything that decides the chunks and their index.
         chunk_length: m.
         datasets: the datasets in order.
+        num_documents: documents of all datasets.
     """
 
     def __init__(self, manifest: Path, *, data_root: Path) -> None:
@@ -73,12 +74,12 @@ class ChunkDatabase:
             self.chunk_length: int = facts["chunk_length"]
             self.datasets = [ChunkedDataset(**each) for each in facts["datasets"]]
             self._eod: int = facts["eod"]
-            num_documents: int = facts["num_documents"]
+            self.num_documents: int = facts["num_documents"]
         except (KeyError, TypeError):
             raise UserError(f"{manifest}: not an index of chunks; {REMEDY}") from None
         self._manifest, self._data_root = manifest, data_root
         path = manifest.with_name(manifest.name.removesuffix(".json") + FIRST_CHUNKS)
-        self._first_chunks = open_numbers(path, shape=(num_documents + 1,), remedy=REMEDY)
+        self._first_chunks = open_numbers(path, shape=(self.num_documents + 1,), remedy=REMEDY)
         self._first_documents = np.array([each.first_document for each in self.datasets])
         self._opened: dict[int, IndexedDataset] = {}
 
