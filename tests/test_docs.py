@@ -50,6 +50,7 @@ QUICKLY_PLANNED = ("aurora",)
 EXTRAS = {
     "ict": pytest.mark.extra("retrieval", "bm25s"),
     "retrieval": pytest.mark.extra("retrieval", "bm25s", "faiss"),
+    "retro": pytest.mark.extra("retrieval", "faiss"),
     "trackers": pytest.mark.extra("trackers", "wandb"),
 }
 """How-tos whose commands need packages of an extra."""
@@ -80,6 +81,7 @@ BUILT = {
         "tokamake/results/data/retriever/report.html",
     ),
     "retrieval": ("tokamake/bm25-recall.questions.jsonl", "tokamake/found-recall.json"),
+    "retro": ("tokamake/results/retro/train.json", "tokamake/results/retro/neighbors/chunks.faiss"),
     "repeated-text": ("tokamake/results/data/uncopied/metadata.json",),
     "phases": ("tokamake/results/long/train.json", "tokamake/results/anneal/export/config.json"),
     "recover": ("tokamake/results/branch/train.json", "tokamake/repaired.idx"),

@@ -23,6 +23,7 @@ from tokamake.preflight.run import check_ranks
 EXAMPLES = sorted(path.stem for path in (ROOT / "config/examples").glob("*.yaml"))
 QUICK = ("gpt3-175b", "llama-aurora")
 """Those that `make test` plans; `make test-all` plans all."""
+MARKS = {"retro": [pytest.mark.extra("retrieval", "faiss")]}
 PROFILE = re.compile(r"# Profile: .*profiles/(\w+)\W.*`train: (\{.*\})`")
 TARGETS = {"gpt3-sizes": "results/gpt3-18.4b/train.json"}
 
@@ -61,7 +62,12 @@ def clone(tmp_path: Path, sampled: Path, sentences: SentenceData) -> Path:
 
 @pytest.mark.parametrize(
     "name",
-    [each if each in QUICK else pytest.param(each, marks=pytest.mark.grid) for each in EXAMPLES],
+    [
+        each
+        if each in QUICK
+        else pytest.param(each, marks=[pytest.mark.grid, *MARKS.get(each, ())])
+        for each in EXAMPLES
+    ],
 )
 def test_an_example_plans_its_jobs(clone: Path, name: str) -> None:
     text = (ROOT / f"config/examples/{name}.yaml").read_text()

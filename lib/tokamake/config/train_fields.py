@@ -47,7 +47,8 @@ class TrainFields(Settings):
     step 0. With `finetune: false` and a Megatron checkpoint, refuse stops if the checkpoint has
     another schedule."""
     objective: ObjectiveName = DEFAULT
-    """Training objective. causal: predict the next token. masked: restore masked tokens, as BERT
+    """Training objective. causal: predict the next token. retro: the same, with similar text of
+    other documents in sight; it needs the family retro. masked: restore masked tokens, as BERT
     does. span_corruption: restore spans of text in a decoder, as T5 does. ict: find the block of a
     sentence, for retrieval. The last three need families that learn them (bert; t5, hf_t5;
     biencoder), and data with `tokenize.split_sentences: true`."""

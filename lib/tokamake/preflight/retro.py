@@ -24,4 +24,7 @@ def check_embedder(path: Path | None) -> None:
 def check_faiss() -> None:
     """Refuse an index without FAISS."""
     if find_spec("faiss") is None:
-        raise UserError("objective retro: needs faiss; pip install 'tokamake[retrieval]'")
+        raise UserError(
+            "train.objective: retro: needs faiss, which this Python environment lacks; run `pip "
+            "install 'tokamake[retrieval]'`"
+        )

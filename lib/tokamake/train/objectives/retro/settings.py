@@ -21,7 +21,7 @@ class Section(ObjectiveSection):
     embedder_tokenizer: Path | None = None
     """Tokenizer of that model. Empty: the tokenizer beside its weights."""
     chunk_length: Annotated[int, Field(ge=1)] = 64
-    """Tokens of a chunk; Megatron's --retro-chunk-length. `sequence_length` is a multiple."""
+    """Tokens of a chunk; Megatron's --retro-gpt-chunk-length. `sequence_length` is a multiple."""
     neighbors: Annotated[int, Field(ge=1)] = 2
     """Neighbors of a chunk that the model sees; Megatron's --retro-num-neighbors."""
     retrieved_chunks: Annotated[int, Field(ge=1)] = 2
