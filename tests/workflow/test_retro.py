@@ -120,6 +120,27 @@ def test_settings_that_do_not_fit_are_refused(
         read_config(train=train(**TRAIN | {"retro": SECTION | retro}), is_main_process=True)
 
 
+@pytest.mark.extra("retrieval", "faiss")
+@pytest.mark.parametrize(
+    ("retro", "message"),
+    [
+        ({"factory": "Flatt"}, r"my.yaml: train.retro.factory: 'Flatt': not an index of FAISS"),
+        ({"factory": "PQ5"}, r"train.retro.factory: 'PQ5': .* for vectors of dimension 32"),
+        ({"nprobe": 4}, r"train.retro.nprobe: an index Flat has no nprobe; leave"),
+        ({"factory": "IVF8,Flat", "nprobe": 4}, ""),
+    ],
+)
+def test_an_index_that_faiss_does_not_know_is_refused(
+    embedder: Path, retro: dict[str, Any], message: str
+) -> None:
+    rules = RetroRules(read(**retro))
+    if not message:
+        rules.check_index("smoke")
+        return
+    with pytest.raises(UserError, match=message):
+        rules.check_index("smoke")
+
+
 @pytest.fixture
 def workspace(tmp_path: Path, retro_data: RetroData) -> Path:
     folder = make_workspace(tmp_path)

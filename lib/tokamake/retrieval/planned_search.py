@@ -42,7 +42,7 @@ def check_passages(paths: Sequence[Path], settings: RetrievalSettings) -> None:
         )
     if index and number < _MOST:
         # A note goes to standard error: standard output of a dry run has its jobs.
-        with _naming_settings(), redirect_stdout(sys.stderr):
+        with _naming_settings("index"), redirect_stdout(sys.stderr):
             faiss_index.sample_size(index.factory, index.train_vectors, num_vectors=number)
 
 
@@ -54,13 +54,22 @@ def check_index(index: FaissSettings, *, dimension: int | None) -> None:
     """
     if find_spec("faiss") is None:
         raise UserError(f"index: needs faiss, which {_INSTALL}, or remove the index")
-    if dimension is None:
-        return
-    with _naming_settings():
+    if dimension is not None:
+        check_factory(index, dimension=dimension, section="index")
+
+
+def check_factory(index: FaissSettings, *, dimension: int, section: str) -> None:
+    """Refuse a string that FAISS does not know, and parameters that its index does not have.
+
+    Args:
+        section: name of the section that has the settings, for messages.
+    """
+    with _naming_settings(section):
         empty = faiss_index.empty_index(index.factory, dimension=dimension, seed=index.seed)
-    given = {"nprobe": index.nprobe, "efSearch": index.ef_search}
-    for name, option in (("nprobe", "index.nprobe"), ("efSearch", "index.ef_search")):
-        if value := given[name]:
+    given = {"nprobe": ("nprobe", index.nprobe), "ef_search": ("efSearch", index.ef_search)}
+    for setting, (name, value) in given.items():
+        if value:
+            option = f"{section}.{setting}"
             faiss_index.set_parameter(
                 empty, name, value=value, factory=index.factory, option=option
             )
@@ -73,10 +82,10 @@ def check_bm25() -> None:
 
 
 @contextmanager
-def _naming_settings() -> Iterator[None]:
-    """Name settings of `index` in place of options."""
+def _naming_settings(section: str) -> Iterator[None]:
+    """Name settings of a section in place of options."""
     try:
         yield
     except UserError as error:
         text = re.sub(r"--([a-z-]+)", lambda match: match[1].replace("-", "_"), str(error))
-        raise UserError(f"index.{text}") from None
+        raise UserError(f"{section}.{text}") from None

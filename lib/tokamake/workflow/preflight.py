@@ -20,11 +20,11 @@ from tokamake.preflight.finetune import check_finetune_changes
 from tokamake.preflight.packages import check_corpus_filters, check_training_packages
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.preflight.planned_changes import check_changes
-from tokamake.preflight.retro import check_faiss
 from tokamake.preflight.run import check_ranks
 from tokamake.retrieval.planned_search import check_bm25, check_index
 from tokamake.workflow.exit import exit_on_user_error
 from tokamake.workflow.retrieval import RetrievalRules
+from tokamake.workflow.retro import RetroRules
 from tokamake.workflow.snakemake_internals import Snakemake
 
 
@@ -46,8 +46,9 @@ class Preflight:
         snakemake: Snakemake,
         *,
         retrieval: RetrievalRules | None = None,
+        retro: RetroRules | None = None,
     ) -> None:
-        self._config, self._retrieval = config, retrieval
+        self._config, self._retrieval, self._retro = config, retrieval, retro
         self._is_main_process = snakemake.is_main_process
         resources = {rule: snakemake.rule_resources(rule) for rule in ("train", "finetune")}
         self._num_ranks = {rule: num_ranks(snakemake, rule) for rule in resources}
@@ -94,9 +95,9 @@ class Preflight:
 
     @exit_on_user_error()
     def index_chunks(self, wildcards: Any, output: Any) -> list[str]:  # noqa: ARG002
-        """Check that FAISS is installed; conda gives jobs an environment with packages."""
-        if self._is_main_process and not self._uses_conda:
-            check_faiss()
+        """Check that FAISS knows the index; conda gives jobs an environment with packages."""
+        if self._retro and self._is_main_process and not self._uses_conda:
+            self._retro.check_index(wildcards.run)
         return []
 
     @exit_on_user_error()

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from tokamake import files
-from tokamake.checkpoint.detect import list_files
+from tokamake.checkpoint.detect import list_files, open_any
 from tokamake.config.data_set import RUN
 from tokamake.config.objective import objective_section
+from tokamake.config.retrieval import FaissSettings
 from tokamake.data.tokenizers import tokenizer_files
 from tokamake.errors import naming
+from tokamake.models.biencoder.hf import vector_width
 from tokamake.preflight.data import held_out_splits
 from tokamake.preflight.planned import WorkflowConfig
-from tokamake.preflight.retro import check_embedder
+from tokamake.preflight.retro import check_embedder, check_faiss
+from tokamake.retrieval.planned_search import check_factory
 from tokamake.workflow.exit import exit_on_user_error
 from tokamake.workflow.options import options
 from tokamake.workflow.snakemake_internals import check_braces
@@ -49,6 +52,18 @@ class RetroRules:
                 check_embedder(section.embedder)
             paths = (section.embedder, section.embedder_tokenizer)
             check_braces([path for path in paths if path], where)
+
+    def check_index(self, run: str) -> None:
+        """Refuse an index that FAISS does not know, or that vectors of the embedder do not fit."""
+        section, where = self._sections[run], self._config.named_runs[run].where
+        given = {
+            name: getattr(section, name) for name in FaissSettings.model_fields if name != "seed"
+        }
+        shape = open_any(section.embedder).architecture
+        width = vector_width(shape) if shape.has_towers else shape.hidden_size
+        with naming(where):
+            check_faiss()
+            check_factory(FaissSettings(**given), dimension=width, section="train.retro")
 
     @property
     def names(self) -> list[str]:

@@ -82,7 +82,7 @@ class RuleFunctions:
         self.retrieval = RetrievalRules(config, is_main_process=is_main)
         self.retro = RetroRules(config)
         self.doctor = DoctorRules(snakemake)
-        self.preflight = Preflight(config, snakemake, retrieval=self.retrieval)
+        self.preflight = Preflight(config, snakemake, retrieval=self.retrieval, retro=self.retro)
         self.report = ReportRules(config, snakemake)
 
 
