@@ -24,6 +24,7 @@ from tokamake.data.samples.document_samples import DocumentSamples
 from tokamake.data.samples.index import index
 from tokamake.retrieval.chunk_tables import table_facts, write_table
 from tokamake.retrieval.embeddings import new_shard, open_embeddings
+from tokamake.retrieval.faiss_index import usable_cores
 from tokamake.retrieval.find_neighbors import find_neighbors
 from tokamake.retrieval.index_chunks import index_chunks
 from tokamake.train.objectives.retro.chunks import first_chunks
@@ -168,10 +169,9 @@ def with_faiss(folder: Path, options: argparse.Namespace) -> dict[str, Times]:
     built = faiss.index_factory(options.dimension, options.factory, faiss.METRIC_INNER_PRODUCT)
 
     def build() -> None:
-        cores = faiss.omp_get_max_threads()
         faiss.omp_set_num_threads(1)
         built.train(sample)
-        faiss.omp_set_num_threads(cores)
+        faiss.omp_set_num_threads(usable_cores())
         built.add(vectors)
 
     times = {"train and add faiss": seconds(build)}
