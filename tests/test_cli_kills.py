@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support import finetunes, hf_folder
+from tests.support import finetunes, hf_folder, retrieval_stages
 from tests.support.families import FAMILIES
 from tests.support.faults import Inject
 from tests.support.finished_run import make_inputs
@@ -94,14 +94,25 @@ def selected(root: Path) -> Callable[[str], list[str]]:
 
 
 TEXTS = {"generate_texts": generated, "score_texts": scored, "select_texts": selected}
-STAGES = {"export": export, "report": report, "model card": card, "repeats": repeats, **TEXTS}
+RETRIEVAL = {
+    "embed_passages": retrieval_stages.embeds,
+    "search": retrieval_stages.searches,
+    "evaluate_retrieval": retrieval_stages.evaluates,
+}
+STAGES = {
+    **{"export": export, "report": report, "model card": card, "repeats": repeats},
+    **TEXTS,
+    **RETRIEVAL,
+}
 
 
 def is_whole(made: dict[str, bytes], expected: dict[str, bytes]) -> bool:
-    """Whether a killed stage left whole outputs; the two of `select_texts` share a folder."""
-    if "kept" not in expected:
+    """Whether a killed stage left whole outputs; some share a folder, or come with a manifest."""
+    if not expected.keys() & {"kept", retrieval_stages.PRODUCT}:
         return made in ({}, expected)
-    return {name: made[name] for name in made if name[0] != "."}.items() <= expected.items()
+    visible = {name: made[name] for name in made if name[0] != "."}
+    has_manifest = retrieval_stages.PRODUCT in visible
+    return visible.items() <= expected.items() and (not has_manifest or visible == expected)
 
 
 def survives(
@@ -136,7 +147,9 @@ def survives(
     [
         *(("model card", 2), ("repeats", 2)),
         *(
-            pytest.param(stage, 4 if stage in TEXTS else NUM_KILLS, marks=pytest.mark.grid)
+            pytest.param(
+                stage, 4 if stage in {*TEXTS, *RETRIEVAL} else NUM_KILLS, marks=pytest.mark.grid
+            )
             for stage in STAGES
         ),
     ],

@@ -17,6 +17,7 @@ from tokamake.config.root import Config
 from tokamake.config.training import TrainSettings
 from tokamake.config_files import validate
 from tokamake.errors import UserError
+from tokamake.files import to_sealed_json
 from tokamake.report.model_card import _front_matter, _use, model_card
 
 
@@ -65,6 +66,18 @@ def files_of(text: str) -> dict[str, Any]:
     """The YAML files that a card states, by name."""
     pattern = r"`([\w-]+\.yaml)`:\n\n```yaml\n(.*?)```"
     return {name: yaml.safe_load(block) for name, block in re.findall(pattern, text, re.DOTALL)}
+
+
+def test_the_recall_of_a_retriever_is_stated(inputs: dict[str, Path], tmp_path: Path) -> None:
+    for folder, share in (("model", 0.25), ("bm25", 0.5)):
+        (tmp_path / folder).mkdir()
+        results = {"num_questions": 3610, "recall": {"1": share, "20": 2 * share}}
+        (tmp_path / folder / "nq.json").write_text(to_sealed_json(results))
+    recall, bm25 = ((tmp_path / folder / "nq.json",) for folder in ("model", "bm25"))
+    text = card(inputs, tmp_path / "card.md", recall=recall, bm25=bm25).text
+    assert "| questions | search by | recall@1 | recall@20 |" in text
+    assert "| nq (3,610) | this model | 25.0% | 50.0% |" in text
+    assert "| nq (3,610) | BM25 | 50.0% | 100.0% |" in text
 
 
 def test_its_files_train_the_model_again(inputs: dict[str, Path], tmp_path: Path) -> None:

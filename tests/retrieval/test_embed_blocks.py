@@ -1,6 +1,5 @@
 """Vectors of blocks equal transformers' BERT, for any number of ranks and batch size."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ import torch.distributed as dist
 from tests.support.biencoders import Oracle, biencoder
 from tests.support.hf_folder import from_hf, write
 from tests.support.ranks import spawn
-from tests.support.sentence_data import VOCAB_SIZE, SentenceData
+from tests.support.sentence_data import VOCAB_SIZE, SentenceData, make_titled, sentences_of
 from tokamake.data.indexed.dataset import IndexedDataset
-from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
 from tokamake.inference.layout import Peers
@@ -35,22 +33,12 @@ SHAPE = biencoder(vocab_size=VOCAB_SIZE, projection_dim=16)
 def folder(sentences: SentenceData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The datasets wiki_text and wiki_title, and the biencoder `model`."""
     folder = tmp_path_factory.mktemp("embedded")
-    generator = np.random.default_rng(3)
-    with (folder / "wiki.jsonl").open("w") as stream:
-        for number in range(40):
-            lengths = generator.integers(0, 12, generator.integers(0, 6)).tolist()
-            text = " ".join(f"Place {n}" + " and more" * m + "." for n, m in enumerate(lengths))
-            stream.write(json.dumps({"text": text, "title": f"Number {number}"}) + "\n")
-        stream.write(json.dumps({"text": "Long" + " word" * 600 + ". Short.", "title": "L"}) + "\n")
-    tokenize(
-        (str(folder / "wiki.jsonl"),),
-        text_key=("text", "title"),
-        tokenizer=sentences.tokenizer,
-        split_sentences=True,
-        append_eod=False,
-        empty_documents="keep",
-        output=folder / "wiki",
-    )
+    generator, rows = np.random.default_rng(3), list[dict[str, str]]()
+    for number in range(40):
+        lengths = generator.integers(0, 12, generator.integers(0, 6)).tolist()
+        rows.append({"text": sentences_of(lengths), "title": f"Number {number}"})
+    rows.append({"text": "Long" + " word" * 600 + ". Short.", "title": "L"})
+    make_titled(folder, sentences, rows=rows)
     write(folder / "model", SHAPE, from_hf(SHAPE, dict(Oracle(SHAPE).named_parameters())))
     return folder
 

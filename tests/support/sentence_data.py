@@ -1,6 +1,7 @@
 """Real text as sentences, its WordPiece tokenizer, and megatron-core's datasets of BERT and T5."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -53,6 +54,25 @@ def make_sentences(folder: Path, raw: Path) -> None:
             output=data.root / corpus,
         )
     (data.root / "weights.txt").write_text("0.7 docs docs\n0.3 code code\n")
+
+
+def make_titled(folder: Path, data: SentenceData, *, rows: Iterable[dict[str, str]]) -> None:
+    """Write the datasets wiki_text and wiki_title of documents with text and title."""
+    (folder / "wiki.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenize(
+        (str(folder / "wiki.jsonl"),),
+        text_key=("text", "title"),
+        tokenizer=data.tokenizer,
+        split_sentences=True,
+        append_eod=False,
+        empty_documents="keep",
+        output=folder / "wiki",
+    )
+
+
+def sentences_of(lengths: Iterable[int]) -> str:
+    """Sentences with numbers of words."""
+    return " ".join(f"Place {n}" + " and more" * m + "." for n, m in enumerate(lengths))
 
 
 def build_index(data: SentenceData, output: Path, **changes: Any) -> Path:

@@ -89,6 +89,11 @@ def test_each_file_of_passages_is_a_shard() -> None:
     assert rules.passage_file(job) == "passages/b.jsonl"
     assert rules.question_file(job) == "nq.jsonl"
     assert (rules.model(job), rules.dimension("smoke")) == ("results/smoke/training", 16)
+    assert rules.card_options(lambda _: ["--license=mit"])(job) == [
+        "--license=mit",
+        "--recall=results/smoke/retrieval/recall/nq.json",
+        "--bm25=results/data/bm25/recall/nq.json",
+    ]
     outputs = rules.outputs_for_all_runs("evaluate_retrieval", ["{searched}/{questions}.json"])
     assert outputs == ["results/data/bm25/nq.json", "results/smoke/retrieval/nq.json"]
     Path("more").mkdir()
@@ -146,7 +151,8 @@ def test_an_absent_rule_is_explained() -> None:
     )
     assert read().absent("index_blocks").startswith("retrieval.index is empty")
     assert read().names == ["smoke"]
-    assert read(retrieval=None).names == []
+    none = read(retrieval=None)
+    assert (none.names, none.card_inputs(wildcards(run="smoke"))) == ([], [])
 
 
 def test_the_dry_run_shows_each_job(folder: Path) -> None:

@@ -71,6 +71,7 @@ rule model_card:
         train=f"{RUN}/train.json",
         metadata=DATA_SET.metadata,
         index=f"{RUN}/index/index.json",
+        recall=retrieval_rules.card_inputs,
     output:
         f"{RUN}/model_card.md",
     log:
@@ -81,7 +82,7 @@ rule model_card:
     conda:
         ENVIRONMENT
     params:
-        options=checkpoint_rules.card_options,
+        options=retrieval_rules.card_options(checkpoint_rules.card_options),
         index=subpath(input.index, parent=True),
     shell:
         "tokamake model-card --config {input.config:q} --train {input.train:q}"

@@ -18,6 +18,8 @@ def model_card(
     files: tuple[str, ...] = (),
     base_model: str | None = None,
     license: str | None = None,
+    recall: tuple[Path, ...] = (),
+    bm25: tuple[Path, ...] = (),
     output: Path,
 ) -> None:
     """Write a model card: training data, recipe, losses, and how to use the model.
@@ -32,6 +34,8 @@ def model_card(
         files: CORPUS=FILES, the raw files of a corpus as the table of corpora names them.
         base_model: ORG/NAME of the model that training started from, on the Hugging Face Hub.
         license: licence of the model, such as apache-2.0.
+        recall: manifests of `evaluate-retrieval` for the searches of a retriever.
+        bm25: manifests for the searches of `search-bm25`, with the same names.
         output: README.md to write.
     """
     import math
@@ -53,6 +57,7 @@ def model_card(
         _introduction(run, num_parameters, base_model=base_model),
         _data(corpora, sources),
         _training(run, trained),
+        *_retrieval(recall, bm25),
         _use(stacks),
         _reproduction(run, trained, base_model=base_model),
     ]
@@ -133,6 +138,20 @@ def _training(run: "Run", trained: dict[str, Any]) -> str:
         *losses_of(trained, run),
     ]
     return f"## Training\n\n{_table(rows)}"
+
+
+def _retrieval(recall: tuple[Path, ...], bm25: tuple[Path, ...]) -> list[str]:
+    """Table of the recall of a retriever beside BM25's; none without results."""
+    from tokamake.files import read_sealed_json
+
+    remedy = "make it with `tokamake evaluate-retrieval`"
+    rows: list[tuple[str, ...]] = []
+    for searcher, path in [*(("this model", p) for p in recall), *(("BM25", p) for p in bm25)]:
+        result = read_sealed_json(path, remedy)
+        rows = rows or [("questions", "search by", *(f"recall@{k}" for k in result["recall"]))]
+        shares = (f"{share:.1%}" for share in result["recall"].values())
+        rows.append((f"{path.stem} ({result['num_questions']:,})", searcher, *shares))
+    return [f"## Retrieval\n\n{_table(rows)}"] if rows else []
 
 
 def _use(stacks: str) -> str:

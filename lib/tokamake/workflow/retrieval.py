@@ -6,6 +6,7 @@ them; `searched`, the folder of the searches of a run, or of BM25.
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -217,6 +218,24 @@ class RetrievalRules:
         """Recall of BM25 on each file of questions."""
         folder, is_asked = self._config.data_set.bm25, self.settings.bm25
         return [f"{folder}/recall/{name}.json" for name in self.settings.questions if is_asked]
+
+    def card_inputs(self, wildcards: Any) -> list[str]:
+        """Recall that the model card of a run states."""
+        if wildcards.run not in self.names:
+            return []
+        return [*self.recalls(wildcards), *self.bm25_recalls(wildcards)]
+
+    def card_options(self, of_checkpoint: Callable[[Any], list[str]]) -> Callable[[Any], list[str]]:
+        """Function of a job: options of a model card, with the recall of its run."""
+
+        def all_options(wildcards: Any) -> list[str]:
+            paths = [path.format(run=wildcards.run) for path in self.card_inputs(wildcards)]
+            bm25 = f"{self._config.data_set.bm25}/"
+            kinds = ["bm25" if path.startswith(bm25) else "recall" for path in paths]
+            recalls = [f"--{kind}={path}" for kind, path in zip(kinds, paths, strict=True)]
+            return [*of_checkpoint(wildcards), *recalls]
+
+        return all_options
 
     # ---- Targets ----
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.sentence_data import SEED, SentenceData
+from tests.support.sentence_data import SEED, SentenceData, make_titled, sentences_of
 from tokamake.data.indexed.dataset import IndexedDataset
 from tokamake.data.samples.index import index
 from tokamake.data.samples.loader import open_samples
@@ -27,23 +27,13 @@ PAD, CLS, SEP = 0, 2, 3
 def titled(sentences: SentenceData, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The datasets wiki_text and wiki_title; some documents lack a title, or have a long one."""
     folder = tmp_path_factory.mktemp("titled")
-    generator = np.random.default_rng(1)
-    with (folder / "wiki.jsonl").open("w") as stream:
-        for number in range(300):
-            lengths = generator.integers(0, 9, generator.integers(0, 12))
-            chosen = [f"Place {n}" + " and more" * m + "." for n, m in enumerate(lengths.tolist())]
-            title = "" if number % 7 == 3 else f"Title. Of {number}."
-            title += " and so on" * (40 if number % 50 == 9 else 0)
-            stream.write(json.dumps({"text": " ".join(chosen), "title": title}) + "\n")
-    tokenize(
-        (str(folder / "wiki.jsonl"),),
-        text_key=("text", "title"),
-        tokenizer=sentences.tokenizer,
-        split_sentences=True,
-        append_eod=False,
-        empty_documents="keep",
-        output=folder / "wiki",
-    )
+    generator, rows = np.random.default_rng(1), list[dict[str, str]]()
+    for number in range(300):
+        lengths = generator.integers(0, 9, generator.integers(0, 12)).tolist()
+        title = "" if number % 7 == 3 else f"Title. Of {number}."
+        title += " and so on" * (40 if number % 50 == 9 else 0)
+        rows.append({"text": sentences_of(lengths), "title": title})
+    make_titled(folder, sentences, rows=rows)
     (folder / "weights.txt").write_text("3 wiki_text wiki\n1 wiki_title wiki\n")
     return folder
 
