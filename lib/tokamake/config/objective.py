@@ -113,6 +113,10 @@ class ObjectiveData:
         """Facts that decide the samples of an index."""
         return IndexedObjective(self.sample_settings(train))
 
+    def companion_key(self, train: Any) -> str:  # noqa: ARG002
+        """Text key of the datasets that are read along, such as titles; empty: there are none."""
+        return ""
+
     def companions(
         self,
         stated: dict[str, Any],  # noqa: ARG002
@@ -171,6 +175,11 @@ def _joined(names: Iterable[str]) -> str:
 def sample_settings(train: Any) -> dict[str, Any]:
     """Settings that decide the samples of a run, as index.json has them."""
     return objective_data(train.objective).sample_settings(train)
+
+
+def companion_key(train: Any) -> str:
+    """Text key of the datasets that a run reads along with its own; empty: there are none."""
+    return objective_data(train.objective).companion_key(train)
 
 
 def _check_name(name: str) -> str:

@@ -148,12 +148,17 @@ def mixtures(*folders: str | Path) -> pd.DataFrame:
 def read_mixture(*, metadata: Path | None, index: Path, run: Run) -> pd.DataFrame:
     """Columns of `mixtures`; corpora in the order of the metadata, then of the index.
 
-    Corpora without training samples have share 0.
+    Corpora without training samples have share 0. A sample of a biencoder is a block: its epochs
+    are samples by blocks, and those of other models tokens by tokens.
     """
     drawn = read_index(index)["splits"]["train"]["files"]
     corpus_of_prefix = {file["prefix"]: file["corpus"] for file in drawn}
+    # Titles are no documents of their own.
+    companions = {file["companion"] for file in drawn if "companion" in file}
     datasets: dict[str, list[Row]] = {}
     for row in read_documents(metadata).to_dict("records") if metadata else []:
+        if row["prefix"] in companions:
+            continue
         datasets.setdefault(corpus_of_prefix.get(row["prefix"], row["corpus"]), []).append(row)
     names = dict.fromkeys([*datasets, *corpus_of_prefix.values()])
     samples, tokens = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
@@ -161,7 +166,11 @@ def read_mixture(*, metadata: Path | None, index: Path, run: Run) -> pd.DataFram
         samples[file["corpus"]] += file["drawn_samples"]
         tokens[file["corpus"]] += file["tokens"]
     all_samples, all_tokens = sum(samples.values()), sum(tokens.values())
-    consumed = (run.train.num_samples or 0) * run.train.sequence_length
+    consumed, of_epoch = (run.train.num_samples or 0) * run.train.sequence_length, {**tokens}
+    if run.architecture.has_towers:
+        consumed, of_epoch = run.train.num_samples or 0, dict.fromkeys(names, 0)
+        for file in drawn:
+            of_epoch[file["corpus"]] += file["num_samples"] // max(1, file["epochs"])
     rows: list[Row] = []
     for name in names:
         share = samples[name] / all_samples
@@ -172,7 +181,7 @@ def read_mixture(*, metadata: Path | None, index: Path, run: Run) -> pd.DataFram
                 **{"corpus": name, **known, "trained_tokens": tokens[name]},
                 "share_of_tokens": tokens[name] / all_tokens if all_tokens else 0.0,
                 "share_of_samples": share,
-                "epochs": share * consumed / tokens[name] if tokens[name] else 0.0,
+                "epochs": share * consumed / of_epoch[name] if of_epoch[name] else 0.0,
             }
         )
     return frame(rows, MIXTURE)

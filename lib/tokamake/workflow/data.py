@@ -8,7 +8,7 @@ from typing import Any
 
 from tokamake import files
 from tokamake.config.filters import source_digest
-from tokamake.config.objective import SECTIONS, objective_section, sample_settings
+from tokamake.config.objective import SECTIONS, companion_key, objective_section, sample_settings
 from tokamake.data.corpus.fetch_batch import ALL
 from tokamake.data.corpus.plan_file import shard_prefixes
 from tokamake.data.indexed.job_batch import find_batch_fault, has_deleted_inputs
@@ -265,6 +265,7 @@ class DataRules:
             *(f"--{name}={path}" for name, path in files.items() if path),
             *([f"--plan={self._data_set.plan}"] if run.weights else []),
             *(f"--leave-out={corpus}" for corpus in unused),
+            *([f"--titles={key}"] if (key := companion_key(run.train)) else []),
         ]
 
     def weights_plan(self, wildcards: Any) -> list[str]:

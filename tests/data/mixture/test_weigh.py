@@ -386,3 +386,20 @@ def test_mistakes_of_a_list_are_refused(tmp_path: Path) -> None:
     files["weights"].write_text("1 pre/z a\n")
     with pytest.raises(UserError, match=r"mix\.txt:1: .*pre/z: not in .*plan\.json; plan again"):
         weigh(**files, **output)
+
+
+def test_titles_have_no_weight_and_no_tokens(workspace: Path, merged: list[Path]) -> None:
+    metadata = workspace / "metadata.json"
+    describe(merged, output=metadata)
+    datasets = json.loads(metadata.read_text())
+
+    def weights(name: str, **options: str) -> str:
+        output = workspace / name
+        weigh(corpora=workspace / "corpora.tsv", metadata=metadata, output=output, **options)
+        return output.read_text()
+
+    expected = weights("alone.txt")
+    titles = [{**datasets[0], "data_prefix": "merged/code-0000_title_sentence"}]
+    metadata.write_text(json.dumps([*datasets, *titles]))
+    assert weights("titled.txt", titles="title") == expected
+    assert weights("all.txt").count("\n") == expected.count("\n") + 1

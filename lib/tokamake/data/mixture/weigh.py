@@ -3,6 +3,7 @@
 import logging
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ def weigh(
     temperature: float | None = None,
     max_epochs: float = 4.0,
     leave_out: tuple[str, ...] = (),
+    titles: str = "",
 ) -> None:
     """Write the weighting file: divide each corpus' share among its datasets by their tokens.
 
@@ -74,6 +76,8 @@ def weigh(
             higher temperature makes the shares more equal.
         leave_out: corpora of the metadata to ignore, because another training uses them; the table
             has no row for them.
+        titles: text key of titles, which are read along with texts: their datasets have no weight,
+            and their tokens do not count.
         max_epochs: number of epochs above which a corpus gets a warning. Beyond about 4 epochs,
             repeated tokens are worth clearly less than new ones (Muennighoff et al. 2023).
     """
@@ -86,6 +90,9 @@ def weigh(
     source = corpora or weights or Path()
     datasets = read_json(metadata, "create it with `tokamake describe`")
     datasets = [dataset for dataset in datasets if dataset.get("corpus") not in leave_out]
+    if titles:
+        is_title = re.compile(rf".*_{re.escape(titles)}(?:_(?:sentence|document))?")
+        datasets = [each for each in datasets if not is_title.fullmatch(each["data_prefix"])]
     tokens = _count_tokens(datasets, rows, metadata=metadata, source=source)
     training_rows = [row for row in rows if row.trains]
     if not training_rows:

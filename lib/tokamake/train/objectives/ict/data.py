@@ -92,6 +92,10 @@ class Data(SentenceData):
         }
         return IndexedObjective(stated, None, opened)
 
+    def companion_key(self, train: TrainFields) -> str:
+        titles: str = objective_section(train).titles
+        return titles
+
     def companions(self, stated: dict[str, Any], prefixes: list[str]) -> dict[str, list[str]]:
         """Names that the titles of each dataset may have; none if blocks have no titles."""
         from tokamake.train.objectives.ict.titles import title_names
