@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import Parameter
 
 from tokamake.errors import UserError
-from tokamake.inference.layout import InferenceLayout, peers
+from tokamake.inference.layout import InferenceLayout, Peers, peers
 from tokamake.inference.sampling_settings import BeamSettings, Sampling, prompt_seed
+from tokamake.retrieval.chunk_retriever import NO_NEIGHBORS, ChunkRetriever, NeighborOptions
 
 if TYPE_CHECKING:
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from tokamake.inference.beams import Beam
     from tokamake.inference.driven_model import DrivenModel
     from tokamake.inference.engine import Generation
+    from tokamake.inference.model import InferenceModel
     from tokamake.inference.text_stream import TextStream
 
 
@@ -46,6 +48,7 @@ class Request:
     """Whether prompts are messages of a user, in the chat template of the tokenizer."""
     logprobs: bool = False
     """Whether samples have each token and its log-probability."""
+    neighbors: NeighborOptions = NO_NEIGHBORS
 
 
 @contextmanager
@@ -66,6 +69,7 @@ def continuing(
         with ranks.together():
             opened = open_any(checkpoint)
             layout.check(opened.architecture, world_size=ranks.ranks.world_size)
+            request.neighbors.check(opened.architecture)
             text_tokenizer = tokenizer_of(opened, tokenizer)
             _check_stop_tokens(request.ends, text_tokenizer)
             texts = request.prompts
@@ -76,6 +80,9 @@ def continuing(
                 texts = tuple(chat_prompt(text_tokenizer, each) for each in messages)
             encoded = _encode(texts, opened, tokenizer=text_tokenizer, chat=request.chat)
         part = InferenceModel(opened, layout, peers=ranks)
+        if opened.architecture.has_neighbors:
+            with ranks.together():
+                _retrieve(part, request.neighbors, tokenizer=text_tokenizer, peers=ranks)
         model = DrivenModel(part, ranks.ranks.world_size)
         with ranks.together(), model.driven() as drives:
             if not drives:
@@ -88,6 +95,19 @@ def continuing(
                 encoded=encoded,
                 end_tokens=end_tokens(opened, text_tokenizer),
             )
+
+
+def _retrieve(
+    model: "InferenceModel", options: NeighborOptions, *, tokenizer: "Tokenizer", peers: "Peers"
+) -> None:
+    """Let a model see neighbors of what it writes, or say that it does not."""
+    if options.chunks is None:
+        peers.ranks.print_once("without neighbors: give --chunks and --embedder to retrieve them")
+        return
+    length = model.architecture.setting("chunk_length")
+    model.retrieve_by(
+        ChunkRetriever(options, tokenizer=tokenizer, chunk_length=length, peers=peers)
+    )
 
 
 class Continuations:

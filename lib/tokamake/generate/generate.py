@@ -11,6 +11,7 @@ from tokamake.errors import UserError
 from tokamake.generate.continuations import Ends, Request, continuing
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout
 from tokamake.inference.sampling_settings import BeamSettings, Sampling
+from tokamake.retrieval.chunk_retriever import NO_NEIGHBORS, NeighborOptions
 
 _DEFAULT = Sampling()
 _ENDS, _NO_BEAMS = Ends(), BeamSettings()
@@ -29,6 +30,7 @@ def generate(
     stream: Annotated[bool, Parameter(negative="")] = False,
     logprobs: Annotated[bool, Parameter(negative="")] = False,
     layout: InferenceLayout = WHOLE_MODEL,
+    neighbors: NeighborOptions = NO_NEIGHBORS,
     output: Path | None = None,
 ) -> None:
     """Continue prompts with a model.
@@ -52,6 +54,7 @@ def generate(
         stream: whether to print text as it comes, one prompt after the other.
         logprobs: whether the output has each token and its log-probability.
         layout: how ranks share the model.
+        neighbors: where a model of family retro finds neighbors of each chunk of the text.
         output: JSON file: a list of prompt, text, num_new_tokens and stopped (eod, stop,
             max_new_tokens, or context: the context of the model is full). Beams have
             the score of the whole beam, also if its text ends at a stop.
@@ -62,7 +65,7 @@ def generate(
     for name, is_asked in (("stream", stream), ("logprobs", logprobs)):
         if beams.num_beams > 1 and is_asked:
             raise UserError(f"num_beams: {beams.num_beams}: with {name}; leave out one of them")
-    request = Request(prompts, ends, sampling, chat, logprobs)
+    request = Request(prompts, ends, sampling, chat, logprobs, neighbors)
     with continuing(checkpoint, tokenizer, request=request, layout=layout) as model:
         if model is None:
             return

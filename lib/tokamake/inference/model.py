@@ -108,6 +108,10 @@ class InferenceModel:
             module.join_projections()
         return module.eval().requires_grad_(False)
 
+    def retrieve_by(self, retriever: Any) -> None:
+        """Let a model of family retro see the neighbors that a retriever finds, from now on."""
+        self._module.retriever = retriever
+
     @property
     def is_first(self) -> bool:
         """Whether this rank gets logits and chooses tokens."""

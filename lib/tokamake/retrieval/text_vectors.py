@@ -204,12 +204,7 @@ class Embedder:
             made_from: what the texts were made from, for the manifest.
             inputs: further facts that decide the shard.
         """
-        facts = {
-            "model": self._tower.digest,
-            "sequence_length": self.length,
-            "tokenizer": self.tokenizer.fingerprint,
-            **made_from,
-        }
+        facts = {**self.facts, **made_from}
         request = files.digest({"made_from": facts, "inputs": inputs or {}})
         if self._is_embedded(manifest, request=request):
             self.peers.ranks.print_once(f"{manifest}: already complete")
@@ -232,6 +227,24 @@ class Embedder:
         self.peers.ranks.print_once(
             f"{manifest}: {counted(num_vectors, 'vector')} of width {width}"
         )
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Facts of the model that decide vectors, for manifests."""
+        return {
+            "model": self._tower.digest,
+            "sequence_length": self.length,
+            "tokenizer": self.tokenizer.fingerprint,
+        }
+
+    def vectors_of(self, texts: Iterable[TokenizedText]) -> npt.NDArray[np.float32]:
+        """(n, D) vectors of texts, on rank 0."""
+        found = [
+            vectors
+            for _, vectors in self._tower.vectors(texts, batch_size=self._batch_size)
+            if vectors is not None
+        ]
+        return np.concatenate([np.zeros((0, self._tower.dimension), np.float32), *found])
 
     def _is_embedded(self, manifest: Path, *, request: str) -> bool:
         """Whether the shard is complete, as rank 0 sees it."""

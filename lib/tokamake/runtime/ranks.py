@@ -62,7 +62,7 @@ class Ranks:
             if names[0] in environment and (names[1] in environment or names[0] == "PMIX_RANK")
         ]
         if not candidates:
-            return cls(rank=0, world_size=1, local_rank=0, local_size=1)
+            return ALONE
         # Several launchers set PMI_RANK; they differ in the variable of the local rank.
         complete = (names for names in candidates if names[2] in environment)
         return cls._read(environment, next(complete, candidates[0]))
@@ -110,3 +110,7 @@ def mpi() -> Any:
             f"mpi4py: {reason}; load the MPI of this launcher, or set MASTER_ADDR and MASTER_PORT"
         ) from None
     return MPI
+
+
+ALONE = Ranks(rank=0, world_size=1, local_rank=0, local_size=1)
+"""A process without other ranks."""

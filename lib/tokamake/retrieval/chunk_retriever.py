@@ -1,0 +1,141 @@
+"""Neighbors of the chunks of a text that a model of family retro writes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cyclopts import Parameter
+
+from tokamake.errors import UserError
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from tokamake.config.architecture import Architecture
+    from tokamake.data.tokenizers import Tokenizer
+    from tokamake.inference.layout import Peers
+
+    Numbers = npt.NDArray[np.int64]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class NeighborOptions:
+    """Where a model of family retro finds neighbors; other models need none."""
+
+    chunks: Path | None = None
+    """Manifest of `index-chunks`. Without it, a model of family retro sees no neighbors."""
+    data_root: Path = Path()
+    """Folder that the datasets of these chunks are relative to."""
+    embedder: Path | None = None
+    """Model that embedded these chunks."""
+    embedder_tokenizer: Path | None = None
+    """Tokenizer of that model; by default, the tokenizer beside its weights."""
+    num_neighbors: int = 2
+    """Neighbors of a chunk."""
+    retrieved_chunks: int = 2
+    """Chunks of a neighbor: itself, and the ones after it in its document."""
+    nprobe: int = 0
+    """Lists of an IVF index to search; 0: 1, as in FAISS."""
+    ef_search: int = 0
+    """Candidates in an HNSW graph; 0: 16, as in FAISS."""
+
+    def check(self, architecture: "Architecture") -> None:
+        """Refuse options that do not fit a model."""
+        if self.chunks is None:
+            return
+        if not architecture.has_neighbors:
+            raise UserError(
+                f"--chunks: {self.chunks}: a model of family {architecture.family} has no "
+                "neighbors; leave the option out, or name a model of family retro"
+            )
+        if self.embedder is None:
+            raise UserError(
+                f"--embedder: missing: name the model that embedded the chunks of {self.chunks}"
+            )
+        for name in ("num_neighbors", "retrieved_chunks"):
+            if (number := getattr(self, name)) < 1:
+                option = f"--{name.replace('_', '-')}"
+                raise UserError(f"{option}: {number}: too small; give 1 or more")
+
+
+NO_NEIGHBORS = NeighborOptions()
+
+
+class ChunkRetriever:
+    """Embeds a chunk, and finds the most similar chunks of the training split.
+
+    Each rank searches for itself.
+    """
+
+    def __init__(
+        self,
+        options: NeighborOptions,
+        *,
+        tokenizer: "Tokenizer",
+        chunk_length: int,
+        peers: "Peers",
+    ) -> None:
+        """Open the index, the chunks and their embedder, and check that they belong together.
+
+        Args:
+            tokenizer: of the model that writes.
+            chunk_length: tokens of its chunks.
+        """
+        from tokamake.inference.layout import Peers
+        from tokamake.retrieval.embedding_options import EmbeddingOptions
+        from tokamake.retrieval.products import check_not_negative
+        from tokamake.retrieval.searched import SearchedIndex
+        from tokamake.retrieval.text_vectors import Embedder
+        from tokamake.runtime.ranks import ALONE
+        from tokamake.train.objectives.retro.chunks import ChunkDatabase
+
+        assert options.chunks is not None
+        assert options.embedder is not None
+        self._options, self._tokenizer = options, tokenizer
+        given = {"nprobe": options.nprobe, "efSearch": options.ef_search}
+        check_not_negative({"--nprobe": options.nprobe, "--ef-search": options.ef_search})
+        parameters = {name: value for name, value in given.items() if value}
+        self._searched = SearchedIndex(options.chunks, parameters=parameters, workers=0)
+        self._database = ChunkDatabase(options.chunks, data_root=options.data_root)
+        if self._database.chunk_length != chunk_length:
+            raise UserError(
+                f"{options.chunks}: chunks of {self._database.chunk_length} tokens, the model has "
+                f"chunks of {chunk_length}; give an index of such chunks"
+            )
+        if options.num_neighbors > self._searched.num_vectors:
+            raise UserError(
+                f"--num-neighbors: {options.num_neighbors}: more than the "
+                f"{self._searched.num_vectors:,} chunks of {options.chunks}; lower it"
+            )
+        self._embedder = Embedder(
+            options.embedder,
+            "chunk",
+            tokenizer=options.embedder_tokenizer,
+            options=EmbeddingOptions(batch_size=1),
+            peers=Peers(ALONE, peers.device),
+        )
+        made_from = self._searched.facts["embeddings"]["made_from"]
+        facts = {**self._embedder.facts, "decoded_by": tokenizer.fingerprint}
+        names = {"decoded_by": "tokenizer of the datasets", "model": "model"}
+        for name, value in facts.items():
+            if made_from.get(name) != value:
+                raise UserError(
+                    f"{options.chunks}: embedded with another {names.get(name, name)} than "
+                    f"{options.embedder} and this model have; give the ones of the training"
+                )
+
+    def __call__(self, chunk: "Numbers") -> tuple["Numbers", "Numbers"]:
+        """Neighbors of a chunk (m,): tokens (k, r), and (k,) number of them that are no fill."""
+        import numpy as np
+
+        from tokamake.retrieval.chunk_texts import embedded_texts
+
+        number, length = self._options.num_neighbors, self._database.chunk_length
+        found = np.full(number, -1)
+        tokens = chunk[chunk != self._tokenizer.eod]
+        texts = embedded_texts([(0, tokens)], tokenizer=self._tokenizer, embedder=self._embedder)
+        if len(vectors := self._embedder.vectors_of(texts)):
+            found = self._searched.find(vectors, k=number)[0][0]
+        return self._database.read(found, width=self._options.retrieved_chunks * length)
