@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 
 from tests.support.grids import params
 from tokamake import cli, plugins
+from tokamake.commands import ONLY_RULES, STAGES, commands
 
 COMMANDS = cli.COMMANDS
 
@@ -27,9 +28,11 @@ def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess
 
 
 def test_help_names_every_stage_with_its_sentence() -> None:
-    result = run("--help")
-    assert result.returncode == 0
+    short, result = run("--help"), run("--help-all")
+    assert (short.returncode, result.returncode) == (0, 0)
+    assert {*commands(STAGES)} > ONLY_RULES
     for stage in COMMANDS:
+        assert (f" {stage} " in short.stdout) == (stage not in ONLY_RULES)
         words = cli.summary(stage).split()
         assert len(words) > 4
         assert f" {stage} " in result.stdout
@@ -174,7 +177,7 @@ def test_executors_learn_which_failures_a_retry_would_meet_again(
     script = (
         "import sys; from tokamake import cli; from tokamake.errors import *\n"
         f"def fail(*_): raise {error}\n"
-        "sys.argv = ['tokamake']; cli.make_app = lambda stage: App()\n"
+        "sys.argv = ['tokamake']; cli.make_app = lambda stage, **_: App()\n"
         "class App:\n"
         "    def parse_args(self, *_, **__): fail()\n"
         "cli.main()\n"

@@ -15,13 +15,22 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokamake.commands import COMMANDS, GROUPS, function_name, group_of, module_name, summary
+from tokamake.commands import (
+    COMMANDS,
+    GROUPS,
+    ONLY_RULES,
+    function_name,
+    group_of,
+    module_name,
+    summary,
+)
 from tokamake.errors import EXIT_USER_ERROR
 
 if TYPE_CHECKING:
     from cyclopts import App, CycloptsError
 
 
+_HELP_ALL = "--help-all"
 _MORE_MEMORY = "give it more memory, or fewer workers or smaller micro batches, and rerun"
 
 SEVERAL_FILES = {
@@ -120,8 +129,8 @@ def _run(stage: str, arguments: list[str]) -> None:
 
     from tokamake.errors import UserError, note_failure, of_system
 
-    app = make_app(stage)
-    arguments = _for_cyclopts(stage, arguments)
+    app = make_app(stage, has_all=arguments == [_HELP_ALL])
+    arguments = _for_cyclopts(stage, ["--help"] if arguments == [_HELP_ALL] else arguments)
     try:
         run, bound, _ = app.parse_args(arguments, print_error=False, exit_on_error=False)
         gc.freeze()
@@ -200,13 +209,20 @@ def _missing_options(app: "App", stage: str, *, error: "CycloptsError") -> str:
     return f"{', '.join(missing)} {verb} missing; add {pronoun}."
 
 
-def make_app(stage: str = "") -> "App":
-    """Build the command line of one subcommand, or of all with only their summaries."""
+def make_app(stage: str = "", *, has_all: bool = False) -> "App":
+    """Build the command line of one subcommand, or of all with only their summaries.
+
+    Args:
+        has_all: whether the help also lists subcommands that only rules call.
+    """
     from cyclopts import App, Group, Parameter
 
     app = App(
         name="tokamake",
         help="Turn raw text into a trained language model, stage by stage.",
+        help_epilogue=""
+        if stage or has_all
+        else f"`tokamake {_HELP_ALL}` also lists the subcommands that only rules call.",
         help_on_error=False,
         suppress_keyboard_interrupt=False,
         default_parameter=Parameter(negative_iterable=(), show_default=_shown_default),
@@ -220,6 +236,7 @@ def make_app(stage: str = "") -> "App":
             help=None if stage else summary(name),
             help_epilogue=f"Example: `tokamake {name} {COMMANDS[name].example}`",
             group=groups[group_of(name)],
+            show=has_all or bool(stage) or name not in ONLY_RULES,
         )
     return app
 

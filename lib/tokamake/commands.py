@@ -246,6 +246,14 @@ TOOLS = {
 }
 """Subcommands that no rule calls."""
 
+ONLY_RULES = {
+    *("fetch-batch", "hash-documents", "find-duplicates", "sign-documents", "find-near-duplicates"),
+    *("hash-passages", "find-repeats", "tokenize-batch", "merge-batch", "resolve", "plan-segments"),
+    *("prepare-finetune", "model-card", "fetch-task", "evaluate-finetuned", "plot-finetuned"),
+    *("generate-texts", "score-texts", "select-texts", "measure-toxicity", "plot-detoxified"),
+}
+"""Subcommands that people hardly type: `tokamake --help` leaves them out, `--help-all` does not."""
+
 GROUPS = ("Workflow", "Data", "Checkpoints", "Training", "Model", "Retrieval", "Inspection")
 """Groups in the order in which `tokamake --help` lists them."""
 
