@@ -13,7 +13,7 @@ from contextlib import nullcontext, redirect_stdout
 from difflib import SequenceMatcher
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from tokamake.commands import (
     COMMANDS,
@@ -24,7 +24,7 @@ from tokamake.commands import (
     module_name,
     summary,
 )
-from tokamake.errors import EXIT_USER_ERROR
+from tokamake.errors import EXIT_USER_ERROR, SignalExit
 
 if TYPE_CHECKING:
     from cyclopts import App, CycloptsError
@@ -78,14 +78,20 @@ def main() -> None:
 
 
 def _end_by_signals(stage: str) -> None:
-    """Let signals of batch systems raise SystemExit, so that stages remove unfinished files."""
+    """Let signals of batch systems raise SignalExit, so that stages remove unfinished files."""
     from tokamake.runtime.exit_status import Stopped
+
+    def stop_training(number: int, _frame: object) -> NoReturn:
+        raise SignalExit(Stopped[signal.Signals(number).name])
+
+    def stop(number: int, _frame: object) -> NoReturn:
+        raise SignalExit(128 + number)
 
     if stage == "train":  # other signals stop it in the same way
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-            signal.signal(number, lambda number, _: sys.exit(Stopped[signal.Signals(number).name]))
+            signal.signal(number, stop_training)
     else:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        signal.signal(signal.SIGTERM, stop)
 
 
 def _refuse_closed_descriptors(arguments: list[str]) -> None:

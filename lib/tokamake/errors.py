@@ -26,6 +26,10 @@ class UserError(Exception):
         )
 
 
+class SignalExit(SystemExit):
+    """A signal ends the command. A SystemExit of a user's own code is no such end."""
+
+
 class TemporaryError(UserError):
     """An error of the system, the network or another process, which a retry may not meet."""
 

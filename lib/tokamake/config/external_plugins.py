@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake import plugins
-from tokamake.errors import UserError, choice
+from tokamake.errors import SignalExit, UserError, choice
 
 
 class PlugInKind(NamedTuple):
@@ -105,7 +105,9 @@ def import_file(path: str, *, noun: str) -> Any:
     sys.modules[spec.name] = module  # pydantic resolves annotations there
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except SignalExit:
+        raise
+    except (Exception, SystemExit) as error:
         raise UserError(f"{path}: cannot be imported ({type(error).__name__}: {error})") from None
     return module
 

@@ -1,6 +1,7 @@
 """A filter that fails or never ends is one line, or its document is quarantined."""
 
 import json
+import sys
 from pathlib import Path
 
 import pyarrow as arrow
@@ -9,7 +10,7 @@ import pytest
 
 from tests.support.filtered import run, write
 from tokamake.data.indexed.manifest_counts import verdicts
-from tokamake.errors import UserError
+from tokamake.errors import SignalExit, UserError
 
 
 @pytest.mark.parametrize(
@@ -22,6 +23,7 @@ from tokamake.errors import UserError
         ("document.metrics['x'] = 'y'", r"failed \(TypeError: .*\); fix the filter"),
         ("document.metrics['x'] = float('nan')", r"failed \(ValueError: nan .*\); fix the filter"),
         ("return Drop('a', float('inf'))", r"failed \(ValueError: inf .*\); fix the filter"),
+        ("raise SystemExit(3)", r"failed \(SystemExit: 3\); fix the filter"),
         ("raise KeyError('a', 'b\\nc')", r"failed \(KeyError: \('a', 'b.*c'\)\); fix the filter"),
     ],
 )
@@ -39,12 +41,38 @@ def test_a_filter_that_fails_is_one_line(
     assert not list(workspace.glob("out*"))
 
 
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SignalExit])
+def test_the_end_of_a_job_is_no_failure_of_the_filter_that_runs(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, end: type[BaseException]
+) -> None:
+    def apply(*_: object) -> None:
+        raise end
+
+    monkeypatch.setattr("tokamake.data.filters.length.Filter.apply", apply)
+    raw = write(workspace / "raw.jsonl", [{"text": "a"}])
+    options = {"on_bad_document": "quarantine", "max_bad_fraction": 1}
+    with pytest.raises(end):
+        run(workspace, [raw], "out", filters="length: {min_words: 2}", **options)
+
+
+def test_a_filter_that_exits_in_setup_is_one_line(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokamake.data.filters.length.Filter.setup", lambda _: sys.exit(3))
+    raw = write(workspace / "raw.jsonl", [{"text": "a"}])
+    with pytest.raises(UserError, match=r"filter length: setup failed \(SystemExit: 3\); fix"):
+        run(workspace, [raw], "out", filters="length: {min_words: 2}")
+
+
 FAILING = """
+import sys
 import time
 from tokamake.data.filters import DocumentFilter
 
 class Filter(DocumentFilter):
     def apply(self, document):
+        if "exit" in document.text:
+            sys.exit(3)
         if "broken" in document.text:
             raise ValueError("no such word")
         if "slow" in document.text:
@@ -64,6 +92,7 @@ def test_documents_on_which_a_filter_fails_are_quarantined(
     Path("failing.py").write_text(FAILING)
     endless = "a" * 60 + "!"
     texts = ["good", "broken", endless, "slow", "short", "good again", "broken again", "lorem"]
+    texts.append("exit")
     raw = write(workspace / "raw.jsonl", [{"text": text} for text in texts])
     filters = f"regex: {{drop: lorem}}, failing.py, {ENDLESS}, length: {{min_words: 2}}"
     options = {"on_bad_document": "quarantine", "max_bad_fraction": 1, "filter_seconds": 0.2}
@@ -76,19 +105,21 @@ def test_documents_on_which_a_filter_fails_are_quarantined(
         *((line, error) for line in (2, 7)),
         (3, f"filter regex {limit}"),
         (4, f"filter failing.py {limit}"),
+        (9, "filter failing.py failed (SystemExit: 3); fix the filter"),
     }
     assert manifest["filter_seconds"] == 0.2
     counts = manifest["filters"]
-    assert [each["documents"] for each in counts] == [8, 7, 4, 3]
+    assert [each["documents"] for each in counts] == [9, 8, 4, 3]
     assert counts[1]["quarantined"] == {
         "ValueError": {"documents": 2, "characters": 18},
         "time limit": {"documents": 1, "characters": 4},
+        "SystemExit": {"documents": 1, "characters": 4},
     }
     (first, *_) = [row for row in verdicts(counts) if row.filter == "failing.py"]
     assert (first.reason, first.documents) == ("quarantined: ValueError", 2)
     assert counts[2]["quarantined"] == {"time limit": {"documents": 1, "characters": 61}}
-    assert (manifest["documents"], manifest["quarantined_documents"]) == (1, 4)
-    assert (manifest["documents_in"], manifest["filtered_documents"]) == (8, 3)
+    assert (manifest["documents"], manifest["quarantined_documents"]) == (1, 5)
+    assert (manifest["documents_in"], manifest["filtered_documents"]) == (9, 3)
 
 
 def test_an_endless_filter_stops_with_its_document(workspace: Path) -> None:

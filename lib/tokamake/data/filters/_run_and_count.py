@@ -12,7 +12,7 @@ from tokamake.data.filters import Document, DocumentFilter, Drop
 from tokamake.data.filters._samples import NUM_SAMPLES, Sampled, VerdictSamples, candidates
 from tokamake.data.filters._time_limit import TimeLimit, TimeLimitExceeded
 from tokamake.data.readers import Input, RecordBlock, select_texts, value_of
-from tokamake.errors import UserError
+from tokamake.errors import SignalExit, UserError
 
 TIME_LIMIT = "time limit"
 """Kind of the failures of a filter that was interrupted, in its counts."""
@@ -48,7 +48,9 @@ def set_up(filters: Iterable[LoadedFilter]) -> None:
             loaded.filter.setup()
         except UserError as error:
             raise UserError(f"filter {loaded.name}: {error}") from None
-        except Exception as error:
+        except SignalExit:
+            raise
+        except (Exception, SystemExit) as error:
             raise UserError(
                 f"filter {loaded.name}: setup failed ({type(error).__name__}: {error}); fix the "
                 "filter"
@@ -231,9 +233,9 @@ class FilterRun:
                 "the filter or raise filter_seconds",
                 TIME_LIMIT,
             ) from None
-        except MemoryError:
-            raise  # the machine's fault, not the document's
-        except Exception as error:
+        except (MemoryError, SignalExit):
+            raise  # not the document's fault
+        except (Exception, SystemExit) as error:
             message = " ".join(f"{type(error).__name__}: {error}".split())
             raise _FilterError(
                 f"filter {loaded.name} failed ({message.removesuffix(':')}); fix the filter",
