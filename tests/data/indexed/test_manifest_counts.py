@@ -9,7 +9,12 @@ import pytest
 from tests.support.filtered import FILTERS, documents, run, write
 from tokamake.data.indexed.describe import describe
 from tokamake.data.indexed.manifest import read_manifest, write_manifest
-from tokamake.data.indexed.manifest_counts import count_faults, merge_counts, verdicts
+from tokamake.data.indexed.manifest_counts import (
+    count_faults,
+    left_out,
+    merge_counts,
+    verdicts,
+)
 from tokamake.data.indexed.merge import merge
 from tokamake.errors import UserError
 
@@ -30,7 +35,10 @@ def test_merged_counts_are_sums_and_describe_shows_them(
     dropped = whole["filters"][0]["dropped"]["number of characters below 50"]
     reason = "number of characters below 50"
     line = f"length (min_characters: 50): {reason}: {dropped['documents']} documents, "
-    assert line in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert line in shown
+    documents_read = f"600 documents read: {whole['filtered_documents']} dropped by filters"
+    assert f"{workspace / 'merged'}: {documents_read}\n" in shown
     describe([workspace / "merged"], output=workspace / "metadata.json")
     (metadata,) = json.loads((workspace / "metadata.json").read_text())
     assert metadata["filters"] == whole["filters"]
@@ -79,3 +87,15 @@ def test_tables_list_the_most_frequent_verdict_first() -> None:
     assert [(row.reason, row.documents, row.mean) for row in rows[10:]] == [
         ("2 rarer metrics, see the manifest", 4, None)
     ]
+
+
+def test_documents_are_counted_by_the_cause_that_left_them_out() -> None:
+    none = {"empty_documents": 0, "quarantined_documents": 0, "duplicate_documents": 0}
+    assert left_out({}) == left_out({"documents_in": 9, **none}) == left_out(none) == ""
+    some = {"documents_in": 2018, "empty_documents": 2, "duplicate_documents": 14}
+    assert left_out(some) == "2,018 documents read: 14 equal duplicates, 2 empty"
+    some |= {"near_duplicate_documents": 4, "quarantined_documents": 1, "filtered_documents": 3}
+    assert left_out(some) == (
+        "2,018 documents read: 10 equal duplicates, 4 near-duplicates, 2 empty, 1 quarantined, "
+        "3 dropped by filters"
+    )

@@ -12,7 +12,7 @@ from typing import Any
 from tokamake.data.corpus.plan_file import read_plan
 from tokamake.data.indexed.check_dataset import CheckedDataset, check_dataset
 from tokamake.data.indexed.length_histogram import document_lengths, histogram
-from tokamake.data.indexed.manifest_counts import verdicts
+from tokamake.data.indexed.manifest_counts import left_out, verdicts
 from tokamake.data.indexed.merge_inputs import expand_prefixes
 from tokamake.data.indexed.paths import corpus_of
 from tokamake.errors import UserError
@@ -127,6 +127,8 @@ def _print_table(checked: list[CheckedDataset]) -> None:
         words = (cell.ljust(width) for cell, width in zip(row[5:7], widths[5:], strict=True))
         print("  ".join([row[0].ljust(widths[0]), *numbers, *words, row[7]]))
     for dataset in checked:
+        if counts := left_out(dataset.manifest or {}):
+            print(f"{dataset.prefix}: {counts}")
         for verdict in verdicts((dataset.manifest or {}).get("filters", ())):
             print(
                 f"{dataset.prefix}: {verdict.filter}: {verdict.reason}: "

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from tokamake.runtime.console import counted
+
 
 def merge_counts(datasets: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """Sum the counts of several datasets: equal filters with equal options are one entry."""
@@ -63,6 +65,22 @@ def count_faults(manifest: Mapping[str, Any]) -> Iterator[str]:
         kept = manifest["documents"] + manifest["empty_documents"]
         if last != kept:
             yield f"filters passed {last:,} documents, but {kept:,} are left"
+
+
+def left_out(manifest: Mapping[str, Any]) -> str:
+    """Number of documents read, and of those left out by cause; empty: none is, or not known."""
+    near = manifest.get("near_duplicate_documents") or 0
+    numbers = {
+        "equal duplicates": (manifest.get("duplicate_documents") or 0) - near,
+        "near-duplicates": near,
+        "empty": manifest.get("empty_documents") or 0,
+        "quarantined": manifest.get("quarantined_documents") or 0,
+        "dropped by filters": manifest.get("filtered_documents") or 0,
+    }
+    parts = [f"{number:,} {name}" for name, number in numbers.items() if number]
+    if not parts or manifest.get("documents_in") is None:
+        return ""
+    return f"{counted(manifest['documents_in'], 'document')} read: {', '.join(parts)}"
 
 
 def num_kept(entry: Mapping[str, Any]) -> int:
