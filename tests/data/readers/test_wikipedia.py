@@ -132,9 +132,15 @@ def test_pages_of_other_kinds(tmp_path: Path) -> None:
     assert texts == {"1": "new", "4": "", "6": "old dump", "8": "article"}
     assert raw.skipped == {"deleted": 2, "other_model": 1, "other_namespace": 1, "redirect": 1}
     stub_fault, id_fault = (record.reason for record in found if isinstance(record, BadRecord))
-    assert stub_fault == 'the page "Stub" has no text: it is a dump of stubs; fetch pages-articles'
+    assert stub_fault == (
+        'the page "Stub" lacks its text, of 7 bytes; fetch the dump again, or pages-articles if it '
+        "is a dump of stubs"
+    )
     assert id_fault == 'the page "Nameless" has no id; fetch the dump again'
+    numbers = [int(number) for block in raw.blocks(("text",)) for number in block.numbers]
+    assert numbers == [1, 3, 4, 6, 8, 0]  # the stub has its number; a page without one has 0
     assert raw.place(7) == f"{path}: page 7"
+    assert raw.place(0) == str(path)
 
 
 FAULTS = {

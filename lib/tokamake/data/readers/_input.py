@@ -119,9 +119,9 @@ class Input:
 
         A file that is one document, such as a web page, is its own position.
         In a byte range, line numbers include the lines before the range. Where counting these
-        takes too long, the result is the byte position.
+        takes too long, the result is the byte position. A page of a dump without a number has 0.
         """
-        if self.is_one_document:
+        if self.is_one_document or (self.unit == "page" and number == 0):
             return str(self.path)
         if self.unit != "line":
             return f"{self.path}: {self.unit} {number}"

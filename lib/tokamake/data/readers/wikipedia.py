@@ -35,6 +35,7 @@ _FILES, _CATEGORIES = "6", "14"
 _BLOCK_CHARACTERS = 1 << 20
 _HEADER_BYTES = 1 << 20
 """The header of a dump is shorter, so a multistream dump has its second stream before."""
+_NUMBER = re.compile("[0-9]{1,18}")
 _REDIRECT = re.compile(r"\s*#redirect", re.IGNORECASE)
 
 Record = dict[str, Any] | BadRecord
@@ -116,7 +117,8 @@ class _Articles:
                 continue
             record = self._record(page)
             records.append(record)
-            numbers.append(int(record["id"]) if isinstance(record, dict) else 0)
+            number = page.fields.get("id", "")
+            numbers.append(int(number) if _NUMBER.fullmatch(number) else 0)
             offsets.append(page.offset)
         if records:
             yield RecordBlock(
@@ -125,12 +127,14 @@ class _Articles:
 
     def _record(self, page: Page) -> Record:
         number, title = page.fields.get("id", ""), page.fields.get("title", "")
-        if not re.fullmatch("[0-9]{1,18}", number):
+        if not _NUMBER.fullmatch(number):
             return BadRecord(f'the page "{title}" has no id; fetch the dump again', title.encode())
         text = page.revision.get("text", "")
-        if not text and page.revision.get("bytes", "0") != "0":
+        num_bytes = page.revision.get("bytes", "0")
+        if not text and num_bytes != "0":
             return BadRecord(
-                f'the page "{title}" has no text: it is a dump of stubs; fetch pages-articles',
+                f'the page "{title}" lacks its text, of {num_bytes} bytes; fetch the dump again, '
+                "or pages-articles if it is a dump of stubs",
                 title.encode(),
             )
         return {
