@@ -283,13 +283,14 @@ std::string without_tables(std::string_view text) {
   Pieces out;
   std::vector<size_t> opened;  // index in `out` of the first piece of each open table
   size_t position = 0;
-  for (size_t line = 0; line != kNone && line < text.size();) {
+  for (size_t line = 0; line < text.size();) {
     size_t at = line;
     while (at < text.size() && is_any(text[at], " \t:*#;\x04")) ++at;
     const auto mark = text.substr(at, 2);
     if (mark == "{|" || mark == "|}") {
       out.push_back(slice(text, position, line));
-      position = at + 2;
+      position = at;  // `clean_lines` removes the mark of an end without a table
+      if (mark == "{|" || !opened.empty()) position += 2;
       if (mark == "{|") {
         opened.push_back(out.size());
       } else if (!opened.empty()) {
@@ -297,8 +298,13 @@ std::string without_tables(std::string_view text) {
         opened.pop_back();
       }
     }
-    line = text.find('\n', at);
-    line += line != kNone;
+    const size_t end = std::min(text.find('\n', at), text.size());
+    if (opened.empty() && end >= position + 2 &&
+        slice(text, end - 2, end) == "{|") {  // no table begins in a line
+      out.push_back(slice(text, position, end - 2));
+      position = end;
+    }
+    line = end + 1;
   }
   out.push_back(text.substr(position));
   for (const size_t first : opened) out[first] = from(out[first], "\n\n");

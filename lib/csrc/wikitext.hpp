@@ -37,7 +37,8 @@ std::string without_templates(std::string_view text,
                               const std::function<bool(std::string_view)>& is_shown,
                               const std::function<std::string(std::string_view)>& shown);
 
-// Removes tables, {| to |}; of one that has no end, only the lines to the next blank line.
+// Removes tables, {| to |}; of one that has no end, only the lines to the next blank line. Removes
+// {| at the end of a line, too, which begins no table.
 std::string without_tables(std::string_view text);
 
 // Replaces [[links]] by their labels. Links to namespaces for which `is_dropped` is true go, with
@@ -45,7 +46,8 @@ std::string without_tables(std::string_view text);
 std::string without_links(std::string_view text,
                           const std::function<bool(std::string_view)>& is_dropped);
 
-// Cleans lines; drops blank ones at the ends, and headings without text below them. `has_word`
+// Cleans lines; drops blank ones at the ends, and headings without text below them. Of lines that
+// begin with | outside a table, parameters of templates and cells below |- go. `has_word`
 // tells whether an item of a list has a letter or digit; it is asked about items without ASCII
 // ones.
 std::string clean_lines(std::string_view text,

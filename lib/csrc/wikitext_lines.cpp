@@ -50,13 +50,54 @@ std::string item_of(std::string_view line, const std::function<bool(std::string_
   return ((line[0] == '*' || line[0] == '#') ? "- " : "") + std::string(item);
 }
 
+// Whether a template can have a parameter of this name.
+bool is_parameter(std::string_view name) {
+  return !name.empty() && name.size() <= 40 && std::count(name.begin(), name.end(), ' ') < 3 &&
+         std::all_of(
+             name.begin(), name.end(),
+             [](char c) {
+               return is_alphanumeric(c) || std::string_view(" _-./").find(c) != kNone ||
+                      (c & 0x80);
+             });
+}
+
+// A line that begins with "|", without its first parameters `| name = value`.
+std::string_view without_parameters(std::string_view line) {
+  while (line.substr(0, 1) == "|") {
+    const size_t equals = line.find_first_of("|=", 1);
+    if (equals == kNone || line[equals] == '|' || !is_parameter(strip(line.substr(1, equals - 1))))
+      break;
+    line.remove_prefix(std::min(line.find('|', equals), line.size()));
+  }
+  return line;
+}
+
+// The text of a line that begins with "|" outside a table. `is_in_rows` tells whether the mark of
+// a row stands above: a template has begun the table, whose cells go.
+std::string_view text_of_cell(std::string_view line, bool& is_in_rows) {
+  const auto mark = line.substr(0, 2);
+  if (mark == "|}") {
+    is_in_rows = false;
+    return strip(line.substr(2));
+  }
+  if (mark == "|-") {
+    line = strip(line.substr(std::min(line.find_first_not_of('-', 1), line.size())));
+    is_in_rows = is_in_rows || line.empty() || line.find('=') != kNone;
+    return is_in_rows ? std::string_view() : line;
+  }
+  if (is_in_rows) return {};
+  line = without_parameters(line);
+  return strip(
+      line.substr(std::min(line.find_first_not_of(mark == "|+" ? "|+" : "|"), line.size())));
+}
+
 }  // namespace
 
 std::string clean_lines(std::string_view text,
                         const std::function<bool(std::string_view)>& has_word) {
   std::string out, spaced, item;
   std::vector<Heading> headings;  // without text so far
-  bool is_after_blank = false;
+  bool is_after_blank = false, is_in_rows = false;
   for (size_t start = 0, end = 0; start <= text.size(); start = end + 1) {
     end = std::min(text.find('\n', start), text.size());
     auto line = strip(text.substr(start, end - start));
@@ -65,14 +106,15 @@ std::string clean_lines(std::string_view text,
     if (line.substr(0, 1) == "=") {
       Heading heading = heading_of(line);
       if (!heading.title.empty()) {
+        is_in_rows = false;
         while (!headings.empty() && headings.back().level >= heading.level) headings.pop_back();
         headings.push_back(std::move(heading));
         continue;
       }
     } else if (line.substr(0, 4) == "----") {
       line = strip(line.substr(std::min(line.find_first_not_of('-'), line.size())));
-    } else if (line.substr(0, 1) == "|") {  // what is left of a table or template, not balanced
-      line = {};
+    } else if (line.substr(0, 1) == "|") {
+      line = text_of_cell(line, is_in_rows);
     } else if (!line.empty() && kItemMarks.find(line[0]) != kNone) {
       line = item = item_of(line, has_word);
     }

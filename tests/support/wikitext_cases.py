@@ -81,7 +81,7 @@ CASES = {
     "Text </ref> more": "Text more",
     "Text <!-- open": "Text",
     "{|\n| row\n! head\n\nText": "Text",
-    "Text\n|}\n| a left row": "Text",
+    "Text\n|}\n| a left row": "Text\n\na left row",
     "{{a}}}} {{{{b}} x}} Text": "Text",
     "": "",
     "{{stub}}": "",

@@ -15,12 +15,47 @@ OPEN = [
     *("{{lang|x|", "[[a|", "[[a|[[b|", "[[File:a|[[b]]", "[//", "[//a", "[http://a ", "<ref name="),
     *("'", "''x", "__", "__a", "-{", "=", "= ", "&", "&a", "( {{a}}", "{{a}} ", "(;{{a}};", "<"),
     *("*", "| ", "{{{", "{{nowrap|", " ", "\n", "<math>x", "\n== a ==", "\n;"),
+    *(
+        "{{a|\n",
+        "\n{{a\n",
+        "{{a|x=1",
+        "\n|-\n",
+        "|a=b",
+        "\n| a = b",
+        "| -",
+        "a {|\n",
+        "\n|} a",
+        "|+",
+    ),
 ]
 
 
 @pytest.mark.parametrize("wikitext", CASES)
 def test_text_of_each_kind_of_markup(wikitext: str) -> None:
     assert plain_text(wikitext, DROPPED) == CASES[wikitext]
+
+
+UNCLOSED = {
+    "{{a|{{b}}This long sentence stays.": "This long sentence stays.",
+    "{{a|x = 1|This stays.\n{{This stays.": "This stays.\nThis stays.",
+    "{{Infobox\n| birth date = 1815\n| A stray cell\n|}\nText": "A stray cell\n\nText",
+    "Text\n|- of a row\n| of a cell\n|+ of a caption\n|} of an end": (
+        "Text\nof a row\nof a cell\nof a caption\nof an end"
+    ),
+    "{{table start}}\n|- class=x\n| a || b\n|-\n| c\n|} Text\n| stays": "Text\nstays",
+    "|-\n| a cell\n== Section ==\n| Text": "Section\n\nText",
+    "{|\n|a\n|b\n|} One\n|} Two": "One\nTwo",
+    "{|\n|a\n|b Text\n\nMore": "More",
+    "Text {|\n|a\n|}": "Text\na",
+    "Text <!-- open\n\nMore": "Text",
+    "{{a}}} Text": "} Text",
+}
+"""As MediaWiki shows it, without marks; parameters and the cells of a table go."""
+
+
+@pytest.mark.parametrize("wikitext", UNCLOSED)
+def test_markup_that_is_not_closed_keeps_its_text(wikitext: str) -> None:
+    assert plain_text(wikitext) == UNCLOSED[wikitext]
 
 
 def test_markup_of_one_paragraph_does_not_change_another() -> None:

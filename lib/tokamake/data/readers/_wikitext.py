@@ -51,7 +51,8 @@ _PLACEHOLDER = re.compile("\x01([0-9]+)\x02")
 _USUAL_GAP = re.compile(f"{GAP}(?<=[^ (,;{GAP}]{GAP})(?= [^ )]|\n)")
 """A gap between a word and a space, which leaves nothing to clean."""
 _GAPS = re.compile(f"{GAP}{GAP}*+")
-_UNCLOSED_LINE = re.compile(f"^[ \t]*+{UNCLOSED}.*+\n?", re.MULTILINE)
+_UNCLOSED_NAME = re.compile(rf"^[ \t]*+{UNCLOSED}[^|\n]*+(?=\n?[ \t]*+\|)", re.MULTILINE)
+"""Braces without an end, and the name of a template, which has parameters."""
 
 
 def plain_text(wikitext: str, dropped: frozenset[str] = DROPPED_NAMESPACES) -> str:
@@ -65,7 +66,7 @@ def plain_text(wikitext: str, dropped: frozenset[str] = DROPPED_NAMESPACES) -> s
     if "{{" in text or "}}" in text:
         text = without_templates(text)
     if UNCLOSED in text:
-        text = _UNCLOSED_LINE.sub("", text).replace(UNCLOSED, "")
+        text = _UNCLOSED_NAME.sub("", text).replace(UNCLOSED, "")
     if "{|" in text:
         text = _csrc.without_tables(text)
     if "-{" in text:
