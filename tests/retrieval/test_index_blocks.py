@@ -26,7 +26,7 @@ FACTORIES = (
     "IVF16,Flat",
     "HNSW8",
     "IVF16,PQ4x4",
-    "OPQ4_8,IVF16_HNSW8,PQ4x4",
+    pytest.param("OPQ4_8,IVF16_HNSW8,PQ4x4", marks=pytest.mark.grid),
     "PCA8,SQ8",
 )
 
@@ -134,7 +134,7 @@ def test_a_small_sample_is_one_line(
             {"factory": "IVF4096,Flat"},
             r"4,096 centroids, which need as many.*2,000 of 2,000 are.*few",
         ),
-        ({"factory": "IVF64,PQ4"}, "OK"),
+        pytest.param({"factory": "IVF64,PQ4"}, "OK", marks=pytest.mark.grid),
         ({"factory": "IVF64,PQ4", "train_vectors": 255}, r"256 centroids.*255 of.*raise --train-v"),
         ({"train_vectors": -1}, "--train-vectors: -1 is negative"),
         ({"output": Path("i.faiss")}, "i.faiss: does not end with .json"),

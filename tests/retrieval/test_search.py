@@ -113,7 +113,12 @@ def test_a_flat_index_finds_the_same(embeddings: Path) -> None:
         ("HNSW16", {"ef_search": 200}, 0.97),
         ("IVF16_HNSW8,SQ8", {"nprobe": 16, "ef_search": 32}, 0.95),
         ("IVF16,PQ16x4", {"nprobe": 16}, 0.6),
-        ("OPQ16_16,IVF16_HNSW8,PQ16x4", {"nprobe": 16, "ef_search": 32}, 0.6),
+        pytest.param(
+            "OPQ16_16,IVF16_HNSW8,PQ16x4",
+            {"nprobe": 16, "ef_search": 32},
+            0.6,
+            marks=pytest.mark.grid,
+        ),
     ],
 )
 def test_approximate_searches_find_most_of_the_exact_one(

@@ -211,6 +211,7 @@ def test_changed_inputs_redo_what_depends_on_them(tmp_path: Path) -> None:
     assert {"embed_passages", "embed_questions", "index_blocks", "search", *evaluated} == redone
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_blocks_of_datasets_are_embedded(tmp_path: Path) -> None:
     folder = make_workspace(tmp_path)
