@@ -132,6 +132,15 @@ def test_settings_that_are_not_tried_are_named(
     assert "not tried: tokenize.deduplicate: it compares all documents\n" in shown(capsys)
 
 
+ENDLESS = """
+import time
+from tokamake.data.filters import DocumentFilter
+
+class Filter(DocumentFilter):
+    def apply(self, document):
+        while True:
+            time.sleep(0.01)
+"""
 BROKEN = """
 from tokamake.data.filters import DocumentFilter
 
@@ -166,6 +175,20 @@ def test_bad_documents_are_listed(
     assert "    dolor \N{REPLACEMENT CHARACTER}[2J⏎sit\n" in text
     assert "\x1b" not in text
     assert "and 3 more" in Page(trial / "page.html").texts
+
+
+def test_the_time_of_a_filter_includes_documents_on_which_it_fails(
+    trial: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("endless.py").write_text(ENDLESS)
+    write(Path("raw.jsonl"), [{"text": "x" * 1000}] * 2)
+    Path("config.yaml").write_text(
+        "corpora: corpora.tsv\ntokenize:\n  filter_seconds: 0.2\n  filters: [endless.py]\n"
+    )
+    text = shown(capsys)
+    assert re.search("quarantined: time limit +2 +100.0%", text)
+    (speed,) = re.findall(r"endless\.py, ([\d.]+) s/MB", text)
+    assert float(speed) >= 200  # at least 0.4 s for 2,000 bytes
 
 
 @pytest.mark.parametrize(

@@ -58,12 +58,13 @@ class TimedFilter(DocumentFilter):
         return self._seconds / max(1, self._bytes) * 1e6
 
     def apply(self, document: Document) -> Drop | None:
-        """Apply the filter, and add its time; a document on which it fails has none."""
-        num_bytes, started = len(document.text.encode()), time.perf_counter()
-        verdict = self._filter.apply(document)
-        self._seconds += time.perf_counter() - started
-        self._bytes += num_bytes
-        return verdict
+        """Apply the filter, and add its time, also if it fails or is interrupted."""
+        self._bytes += len(document.text.encode())
+        started = time.perf_counter()
+        try:
+            return self._filter.apply(document)
+        finally:
+            self._seconds += time.perf_counter() - started
 
 
 def text(trial: Trial) -> str:
