@@ -15,6 +15,7 @@ from tokamake.data.filters.decontaminate import Filter
 from tokamake.errors import UserError
 
 SIZE = 5
+REASON = "overlap with set at least 0.8 (items below 50 words: up to 1)"
 
 
 def ready(**options: Any) -> Filter:
@@ -75,7 +76,7 @@ def test_scores_are_the_ones_of_plain_python(
         verdict = filter.apply(document)
         score = expected_score(words, items, score=0.8)
         if score:
-            assert verdict == ("overlap with set at least 0.8", pytest.approx(score, abs=1e-5))
+            assert verdict == (REASON, pytest.approx(score, abs=1e-5))
             assert document.metrics == {"overlap with set": pytest.approx(score, abs=1e-5)}
             found += 1
         else:
@@ -100,10 +101,10 @@ def test_fields_of_an_item_count_as_one_item_for_idf(tmp_path: Path) -> None:
     filter = ready(files={"set": {"path": path, "fields": ["q", "a"]}})
     words = f"{question} {answer}".split()
     assert filter.apply(Document(" ".join(words[3:]), {})) == (
-        "overlap with set at least 0.8",
+        REASON,
         round(38 / 41, 6),
     )
-    assert filter.apply(Document(question, {})) == ("overlap with set at least 0.8", 1)
+    assert filter.apply(Document(question, {})) == (REASON, 1)
 
 
 def test_phrases_of_many_items_alone_do_not_contaminate(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_phrases_of_many_items_alone_do_not_contaminate(tmp_path: Path) -> None:
     path = write_items(tmp_path / "set.jsonl", [{"text": item} for item in items])
     filter = ready(files={"set": path})
     assert filter.apply(Document(f"{phrase} {sentences(100, seed=99)}", {})) is None
-    assert filter.apply(Document(f"so: {items[7]}", {})) == ("overlap with set at least 0.8", 1)
+    assert filter.apply(Document(f"so: {items[7]}", {})) == (REASON, 1)
 
 
 def test_a_passage_is_cut_and_each_set_has_its_score(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tokamake.data.filters._words import word_characters
 _MAX_MISSES = 11
 """N-grams of a passage, one after the other, that the item does not have: about seven words that
 were changed or added."""
-_PERFECT_WORDS, _NORMAL_WORDS = 20, 50
+_PERFECT_WORDS, NORMAL_WORDS = 20, 50
 """Items of at most the first number of words need a score of 1; items of at least the second need
 the score of the settings; between them, the score falls linearly."""
 _MAX_ITEMS = 1000
@@ -64,7 +64,7 @@ class IdfIndex:
         self._idf = np.log((self._num_records + 1) / frequencies)
         self._ngrams_of_text = np.split(ngrams, np.cumsum(sizes)[:-1])
         self._totals = np.bincount(texts, self._idf[ngrams], minlength=len(sizes))
-        share = np.clip((words - _PERFECT_WORDS) / (_NORMAL_WORDS - _PERFECT_WORDS), 0, 1)
+        share = np.clip((words - _PERFECT_WORDS) / (NORMAL_WORDS - _PERFECT_WORDS), 0, 1)
         self._needed = self._totals * (1 - (1 - self._score) * share - _TOLERANCE)
         # Texts of each n-gram that is rare enough; the IDF of all others by text.
         is_rare = np.bincount(ngrams, minlength=len(self._known)) <= _MAX_ITEMS

@@ -19,7 +19,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from tokamake.data.filters import Document, DocumentFilter, Drop, out_of_bounds
 from tokamake.data.filters._evaluation_sets import EvaluationSets, read_items
-from tokamake.data.filters._idf_index import IdfIndex
+from tokamake.data.filters._idf_index import NORMAL_WORDS, IdfIndex
 from tokamake.data.filters._words import word_characters
 from tokamake.errors import UserError
 
@@ -145,10 +145,15 @@ class Filter(DocumentFilter):
             if drop := out_of_bounds(quantity, len(pieces), least=1, most=self.max_pieces):
                 return drop
         else:
-            limit = f"at least {self.score:g}" if self.rule == "idf" else "above 0"
-            return Drop(f"overlap with {names[worst]} {limit}", shares[worst])
+            return Drop(f"overlap with {names[worst]} {self._limit()}", shares[worst])
         document.text = "\n\n".join(pieces)
         return None
+
+    def _limit(self) -> str:
+        if self.rule == "ngrams":
+            return "above 0"
+        short = f" (items below {NORMAL_WORDS} words: up to 1)" if self.score < 1 else ""
+        return f"at least {self.score:g}{short}"
 
     def _pieces(self, text: str, spans: Iterable[tuple[int, int]]) -> list[str]:
         """Return the pieces of a text that remain after cuts."""
