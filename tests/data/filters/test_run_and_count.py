@@ -165,3 +165,22 @@ def test_a_mistake_that_setup_finds_is_one_line(
     raw = write(workspace / "raw.jsonl", [{"text": "a"}])
     with pytest.raises(UserError, match=r"^filter lacking\.py: no model; install it$"):
         run(workspace, [raw], "out", filters="lacking.py")
+
+
+def test_an_empty_document_is_empty_before_any_filter(workspace: Path) -> None:
+    """Filters would drop it, by its length and by its address."""
+    filters = "length: {min_words: 2}, regex: {field: url, drop: b}"
+    texts = ["one two three", "", "short", "four five six", ""]
+    rows = [{"text": text, "url": "a" if text else "b"} for text in texts]
+    raw = write(workspace / "raw.jsonl", rows)
+    skipped = run(workspace, [raw], "skipped", filters=filters)
+    assert [skipped[f"{name}documents"] for name in ("", "empty_", "filtered_")] == [2, 2, 1]
+    assert [entry["documents"] for entry in skipped["filters"]] == [5, 4]
+    run(workspace, [raw], "kept", filters=filters, empty_documents="keep")
+    good = [row for row in rows if row["text"] != "short"]
+    raw = write(workspace / "good.jsonl", good)
+    run(workspace, [raw], "good", empty_documents="keep")
+    assert_same_dataset(workspace / "kept", workspace / "good")
+    write(raw, [row for row in good if row["text"]])
+    run(workspace, [raw], "without")
+    assert_same_dataset(workspace / "skipped", workspace / "without")

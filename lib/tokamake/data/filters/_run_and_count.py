@@ -177,7 +177,14 @@ class FilterRun:
     def _pass(
         self, texts: list[str], metadata: Mapping[str, Any], *, documents: Sampled, index: int
     ) -> bool:
-        """Whether all filters keep a document; replaces its changed texts."""
+        """Whether all filters keep a document; replaces its changed texts.
+
+        An empty document passes without a verdict: the manifest counts it as empty.
+        """
+        if not any(texts):
+            for counts in self._counts:
+                counts["documents"] += 1
+            return True
         hashed = documents.hashes[index]
         stages = zip(self._filters, self._counts, self._samples, strict=True)
         for loaded, counts, samples in stages:
