@@ -28,6 +28,7 @@ from transformers import MegatronBertConfig, MegatronBertModel
 from tokamake.checkpoint.init_model import init_model
 from tokamake.data.corpus.train_tokenizer import train_tokenizer
 from tokamake.inference.layout import peers
+from tokamake.retrieval.embedding_options import EmbeddingOptions
 from tokamake.retrieval.embeddings import open_embeddings
 from tokamake.retrieval.text_vectors import Embedder
 
@@ -139,8 +140,9 @@ def tokamake(options: argparse.Namespace) -> Callable[[list[str]], Vectors]:
             options.work / "model",
             "block",
             tokenizer=None,
-            sequence_length=options.sequence_length,
-            batch_size=options.batch_size,
+            options=EmbeddingOptions(
+                sequence_length=options.sequence_length, batch_size=options.batch_size
+            ),
             peers=ranks,
         )
 
