@@ -51,6 +51,7 @@ _SILENT = (
     "Shutting down",
     "Elapsed time:",
     "Removing output files of failed job",
+    "Touching output file",
     "Will exit after finishing currently running jobs",
 )
 """Beginnings of messages of Snakemake that say nothing beyond the lines of the stages."""
