@@ -63,5 +63,6 @@ def test_the_wheel_of_tokamake_holds_no_executor(tmp_path: Path) -> None:
     wheel = build(scikit_build_core.build.build_wheel, source, {"wheel.cmake": "false"})
     with zipfile.ZipFile(wheel) as archive:
         packed = {path for path in archive.namelist() if ".dist-info/" not in path}
-    assert {path.partition("/")[0] for path in packed} == {"tokamake"}
+    folders = {path.partition("/")[0] for path in packed}
+    assert folders == {"tokamake", "snakemake_logger_plugin_tokamake"}
     assert {"tokamake/cli.py", "tokamake/serve/page.html"} <= packed

@@ -10,6 +10,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from tokamake import plugins
 from tokamake.checkpoint import latest, model_tensors
 from tokamake.checkpoint.megatron_model import module_tree
 from tokamake.checkpoint.megatron_model.args_reader import Description
@@ -163,7 +164,8 @@ def warnings(checkpoint: Checkpoint) -> list[str]:
 
 def check_model(architecture: Architecture) -> None:
     """Refuse a model that megatron.core alone has."""
-    if family_constant(architecture, "IS_CORE", default=False):
+    is_known = architecture.family in plugins.names("models/*/megatron")  # else refused later
+    if is_known and family_constant(architecture, "IS_CORE", default=False):
         raise UserError(
             f"format: Megatron-DeepSpeed has no model of family {architecture.family}; choose the "
             "format megatron, torch_dist or native"

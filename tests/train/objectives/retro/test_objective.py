@@ -143,6 +143,7 @@ def test_each_layout_trains_as_torch(
         assert_trained((*results,), plain_training(name), layout)
 
 
+@pytest.mark.grid
 @pytest.mark.ranks
 def test_dropout_of_the_encoder_has_the_same_masks_at_each_layout(runs: dict[str, Run]) -> None:
     run = runs["dropping"]
@@ -159,6 +160,7 @@ def of_split(number: int) -> Records:
     return Records([samples_of(step % 2).records for step in range(number // SIZE)])
 
 
+@pytest.mark.grid
 @pytest.mark.usefixtures("lone_rank")
 def test_a_run_continues_from_its_checkpoints(
     runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

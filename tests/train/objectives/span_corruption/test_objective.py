@@ -167,6 +167,7 @@ def test_each_layout_trains_as_transformers_and_torch(
 DROPPING = {"dropout": {"hidden": 0.2, "attention": 0.1, "embedding": 0.1}}
 
 
+@pytest.mark.grid
 @pytest.mark.ranks
 def test_each_layout_drops_the_same_numbers(run: Run) -> None:
     dropping = laid_out(run, DROPPING)
