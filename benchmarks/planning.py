@@ -1,10 +1,12 @@
 """Measure Snakemake's planning of the workflow with very many raw files.
 
     python benchmarks/planning.py --files 100000 --work benchmark-work
+    python benchmarks/planning.py --files 100000 --work benchmark-work --clean
 
 Makes a corpus of small jsonl files, one shard each. Measures a dry run before anything is
 built, the build up to the index, a run with nothing to do, and a dry run after one raw file has
-changed. Printed figures are medians.
+changed. Printed figures are medians. With `--clean`, the corpus has filters and drops duplicates,
+near-duplicates and repeated text; only the dry run is measured.
 """
 
 import argparse
@@ -28,13 +30,24 @@ _CONFIG = {
     "model": {"architecture": "config/models/tiny-llama.yaml"},
     "train": {"sequence_length": 32, "global_batch_size": 8, "train_steps": 10, "split": "90,5,5"},
 }
+_CLEAN = {
+    "filters": [{"language": "en"}, "gopher_quality", "c4", "fineweb", "pii"],
+    "deduplicate": "data",
+    "near_duplicates": "fineweb",
+    "repeats": "paragraphs",
+}
 
 
 def main() -> None:
     """Measure and print a line per run."""
     options = _options()
     folder = make_folder(options.work, options.files)
+    if options.clean:
+        (folder / "config.json").write_text(json.dumps(_CONFIG | {"tokenize": _CLEAN}))
     show(f"dry run of {options.files:,} raw files", runs(folder, options.rounds, "-n", TARGET))
+    if options.clean:
+        print(jobs((folder / "log").read_text()))
+        return
     show("building up to the index", runs(folder, 1, TARGET))
     show("nothing to be done", runs(folder, options.rounds, TARGET))
     assert "Nothing to be done" in (folder / "log").read_text()
@@ -114,6 +127,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--files", type=int, default=100_000, help="raw files")
     parser.add_argument("--rounds", type=int, default=3, help="runs per median")
+    parser.add_argument("--clean", action="store_true", help="filters and duplicates, dry run only")
     parser.add_argument("--work", type=Path, required=True, help="scratch folder, is replaced")
     return parser.parse_args()
 

@@ -21,7 +21,7 @@ from tests.support.llamas import write_confident
 from tests.support.random_tensors import random_tensors
 from tokamake import files
 from tokamake.checkpoint.latest import latest
-from tokamake.data.corpus.document_rows import RowsWriter
+from tokamake.data.corpus.document_rows import HASH, RowsWriter
 from tokamake.data.corpus.passages import PASSAGE
 
 NUM_KILLS = 8
@@ -58,6 +58,14 @@ def repeats(root: Path) -> Callable[[str], list[str]]:
     return lambda name: ["find-repeats", str(root / "rows"), f"--output={root / name}"]
 
 
+def duplicates(root: Path) -> Callable[[str], list[str]]:
+    hashes = np.random.default_rng(3).integers(0, 1 << 62, (300_000, 2), dtype=HASH)
+    hashes[1::3] = hashes[::3]
+    with RowsWriter(root / "rows") as writer:
+        writer.add("a/0", hashes)
+    return lambda name: ["find-duplicates", str(root / "rows"), f"--output={root / name}"]
+
+
 def generated(root: Path) -> Callable[[str], list[str]]:
     write_confident(root / "model", vocab_size=400, context=24)
     tokenizer = ["--kind=ids", "--vocab-size=400", f"--output={root / 'tokenizer'}"]
@@ -71,7 +79,8 @@ def write_scored(path: Path) -> None:
     """Texts of random numbers as words, with random scores."""
     numbers = random.Random(7)
     words = (" ".join(f"{numbers.randrange(400)}" for _ in range(40)) for _ in range(8_000))
-    lines = ({"text": text, "toxicity": numbers.random()} for text in words)
+    prompt = {"prompt_number": 0, "prompt_toxicity": 0.1}
+    lines = ({"text": text, "toxicity": numbers.random(), **prompt} for text in words)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
@@ -80,6 +89,13 @@ def scored(root: Path) -> Callable[[str], list[str]]:
     (root / "words").write_text("\n".join(f"{number} {number + 1}" for number in range(0, 400, 40)))
     options = [str(root / "texts"), f"--scorer=word_list: {root / 'words'}"]
     return lambda name: ["score-texts", *options, f"--output={root / name}"]
+
+
+def measured(root: Path) -> Callable[[str], list[str]]:
+    for name in ("before", "after"):
+        write_scored(root / name)
+    options = [f"--{name}={root / name}" for name in ("before", "after")]
+    return lambda name: ["measure-toxicity", *options, f"--output={root / name}"]
 
 
 def selected(root: Path) -> Callable[[str], list[str]]:
@@ -93,14 +109,20 @@ def selected(root: Path) -> Callable[[str], list[str]]:
     return arguments
 
 
-TEXTS = {"generate_texts": generated, "score_texts": scored, "select_texts": selected}
+TEXTS = {
+    "generate_texts": generated,
+    "score_texts": scored,
+    "select_texts": selected,
+    "measure_toxicity": measured,
+}
 RETRIEVAL = {
     "embed_passages": retrieval_stages.embeds,
     "search": retrieval_stages.searches,
     "evaluate_retrieval": retrieval_stages.evaluates,
 }
 STAGES = {
-    **{"export": export, "report": report, "model card": card, "repeats": repeats},
+    **{"export": export, "report": report, "model card": card},
+    **{"repeats": repeats, "find_duplicates": duplicates},
     **TEXTS,
     **RETRIEVAL,
 }
