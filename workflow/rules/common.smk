@@ -51,3 +51,4 @@ wildcard_constraints:
     task="|".join(map(re.escape, task_rules.names)) or "(?!)",
     start="|".join(map(re.escape, checkpoint_rules.starts)) or "(?!)",
     form=r"[^/]+",
+    scope=r"[^/]+",  # else each signed or hashed batch would match it, too
