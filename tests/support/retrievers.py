@@ -1,7 +1,7 @@
 """A folder in which one command trains a biencoder on real text and measures its recall.
 
-Passages and questions are made of Python's documentation: the first line of a docstring asks for
-the others. A second run has random weights: its learning rate is nearly 0.
+Passages and questions are made of Python's documentation: the first line of a docstring is the
+question, the rest is the passage. A second run has random weights: its learning rate is nearly 0.
 """
 
 import gzip

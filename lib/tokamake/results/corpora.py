@@ -148,8 +148,8 @@ def mixtures(*folders: str | Path) -> pd.DataFrame:
 def read_mixture(*, metadata: Path | None, index: Path, run: Run) -> pd.DataFrame:
     """Columns of `mixtures`; corpora in the order of the metadata, then of the index.
 
-    Corpora without training samples have share 0. A sample of a biencoder is a block: its epochs
-    are samples by blocks, and those of other models tokens by tokens.
+    Corpora without training samples have share 0. Epochs are drawn tokens / tokens of the corpus;
+    for biencoders, drawn samples / blocks.
     """
     drawn = read_index(index)["splits"]["train"]["files"]
     corpus_of_prefix = {file["prefix"]: file["corpus"] for file in drawn}

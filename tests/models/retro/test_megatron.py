@@ -87,7 +87,7 @@ def test_logits_and_gradients_equal_megatron_core(name: str, theirs: Path, tmp_p
     largest = max(gradient.abs().max() for gradient in oracle["gradients"].values())
     for parameter, own in model.named_parameters():
         expected = source.read(f"model.{model.tensor_name(parameter)}")
-        # Those of biases of keys are 0, but for rounding.
+        # Gradients of the biases of keys are 0, but for rounding.
         assert (own.grad - expected).abs().max() <= 1e-5 * largest, parameter
 
 

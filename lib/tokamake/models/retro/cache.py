@@ -109,7 +109,7 @@ class CachedChunks:
         return not self._attending
 
     def states(self, x_BLD: Tensor) -> Tensor:
-        """States (N, m, D) of the chunks that the pass completes; keeps those of later tokens."""
+        """States (N, m, D) of the chunks that the pass completes; later states are kept."""
         length, complete = self._cache.chunk_length, [x_BLD.new_zeros(0, *x_BLD.shape[2:])]
         kept_RmD = self._cache.states_of(like=x_BLD)
         for row, (start, count) in enumerate(_extents(self._pass)):

@@ -201,7 +201,7 @@ class Model(Decoder):
         return setting("encoder_hidden_dropout"), setting("encoder_attention_dropout")
 
     def add_layers(self, numbers: range) -> None:
-        """Add the layers, and number those of the encoder after those of the decoder."""
+        """Add the layers, and number the encoder's layers after the decoder's."""
         assert len(numbers) == self.architecture.num_hidden_layers, "pipelines are refused"
         first, *_ = retrieving = self.architecture.retrieval_layers
         layers: dict[str, Any] = {}
