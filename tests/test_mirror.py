@@ -125,6 +125,7 @@ TESTED_THROUGH = {
     "optim/test_optim_packages.py": ["optim/_schedule_free", "optim/muon"],
     "optim/test_optimizer_base.py": ["optim/adafactor"],
     # Models and layers, compared with torch and transformers.
+    "models/common/test_positions.py": ["config/rope_scaling"],
     "models/llama/test_model.py": [
         *("models/common/decoder", "models/common/language_model", "models/common/layers"),
     ],

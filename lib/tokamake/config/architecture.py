@@ -5,7 +5,6 @@ and choices, beside the fields of all families. Other fields are refused unless 
 default: files of earlier versions state all fields.
 """
 
-import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,20 +21,10 @@ from pydantic import (
 from tokamake import plugins
 from tokamake.config.fields import Settings, plug_in
 from tokamake.config.objective import objectives_of
+from tokamake.config.rope_scaling import Positive, RopeScaling
 from tokamake.config_files import parse_yaml, read_yaml, unknown_key, validate
 from tokamake.errors import UserError
 
-Positive = Annotated[float, Field(gt=0)]
-
-SCALING = {
-    "linear": (set(), set()),
-    "llama3": ({"original_max_position_embeddings", "low_freq_factor", "high_freq_factor"}, set()),
-    "yarn": (
-        {"original_max_position_embeddings"},
-        {"attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"},
-    ),
-}
-"""Settings of each `rope_type` beside its factor: required ones, optional ones."""
 _KIND = "models/*/model"
 _SETTINGS_FOLLOW = r":(?=\w+=)"
 RETRIEVAL_SETTINGS = (
@@ -44,48 +33,6 @@ RETRIEVAL_SETTINGS = (
 """Settings of a `retro` that are counts."""
 _FOLLOW = ("head_dim", "intermediate_size", "num_key_value_heads")
 """Fields that follow from other fields if they are empty."""
-
-
-class RopeScaling(Settings):
-    """Rotary positions stretched beyond the sequences of the first training."""
-
-    rope_type: Literal["linear", "llama3", "yarn"]
-    """linear stretches all frequencies (arXiv 2306.15595); llama3 the low ones (arXiv 2407.21783);
-    yarn is arXiv 2309.00071."""
-    factor: Annotated[float, Field(ge=1)]
-    """How many times longer sequences become."""
-    original_max_position_embeddings: Annotated[int, Field(ge=1)] | None = None
-    """llama3 and yarn: longest sequence of the first training."""
-    low_freq_factor: Positive | None = None
-    """llama3: frequencies with fewer turns in such a sequence are stretched fully."""
-    high_freq_factor: Positive | None = None
-    """llama3: frequencies with more turns do not change."""
-    beta_fast: Positive | None = None
-    """yarn: frequencies with more turns do not change; empty: 32."""
-    beta_slow: Positive | None = None
-    """yarn: frequencies with fewer turns are stretched fully; empty: 1."""
-    attention_factor: Positive | None = None
-    """yarn: factor of cosines and sines; empty: 0.1 ln factor + 1."""
-    mscale: float | None = None
-    """yarn: multiplies 0.1 ln factor in that formula."""
-    mscale_all_dim: float | None = None
-    """yarn: divides the result by the same formula with this value."""
-    truncate: bool | None = None
-    """yarn: round the bounds of the stretched frequencies to whole pairs; empty: true."""
-
-    @model_validator(mode="after")
-    def _fit_type(self) -> "RopeScaling":
-        required, optional = SCALING[self.rope_type]
-        keys = self.model_dump(exclude_none=True).keys() - {"rope_type", "factor"}
-        if missing := sorted(required - keys):
-            raise ValueError(f"rope_type {self.rope_type} needs {', '.join(missing)}; add it")
-        if useless := sorted(keys - required - optional):
-            raise ValueError(
-                f"rope_type {self.rope_type} does not use {', '.join(useless)}; leave it out"
-            )
-        if required and (self.high_freq_factor or math.inf) <= (self.low_freq_factor or 0.0):
-            raise ValueError("high_freq_factor is not greater than low_freq_factor")
-        return self
 
 
 def objectives(family: str) -> tuple[str, ...]:

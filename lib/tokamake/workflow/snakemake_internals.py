@@ -1,7 +1,7 @@
 """The only place of the workflow that touches private names of Snakemake.
 
 docs/explanation/workflow.md lists the names, each with the reason and its test in
-tests/workflow/test_snakemake_internals.py: a version of Snakemake that breaks one fails there by
+tests/workflow/test_snakemake_internals*.py: a version of Snakemake that breaks one fails there by
 name. Written for Snakemake 9.20 to 9.27.
 """
 

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tokamake.config.architecture import SCALING, Architecture
+from tokamake.config.architecture import Architecture
+from tokamake.config.rope_scaling import SCALING
 
 _ROPE_TYPES = ("default", *SCALING)
 _LAYER = re.compile(r"model\.((?:\w+\.)?)layers\.(\d+)\.(.+)\.(weight|bias)")

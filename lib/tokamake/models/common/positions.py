@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokamake.config.architecture import Architecture, RopeScaling
+from tokamake.config.architecture import Architecture
+from tokamake.config.rope_scaling import RopeScaling
 
 
 def rotary(
