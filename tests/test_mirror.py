@@ -145,7 +145,7 @@ TESTED_THROUGH = {
         "preflight/run_record",
     ],
     "preflight/test_initial_checkpoint.py": ["train/checkpoints/first_weights"],
-    "preflight/test_run.py": ["preflight/model"],
+    "preflight/test_run.py": ["preflight/data", "preflight/model"],
     "workflow/test_config.py": ["preflight/planned"],
     "train/test_trainer_hooks.py": ["train/hooks/__init__"],
     "train/test_trainer.py": ["train/index_sampler", "train/sampler"],

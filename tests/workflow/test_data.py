@@ -271,6 +271,37 @@ def test_a_changed_evaluation_set_changes_the_digest_of_filtered_shards() -> Non
     )
 
 
+def test_documents_are_filtered_before_they_are_hashed_only_where_copies_may_differ() -> None:
+    write_raw("web.jsonl", "x.jsonl")
+    job = wildcards(batch="web-00000")
+    by_text, by_field = "length: {min_words: 2}", "regex: {field: url, drop: x}"
+    table = "corpus\tfiles\tweight\tfilters\nweb\traw/web.jsonl\t1\t{}\nweb.x\traw/x.jsonl\t1\t\n"
+
+    def filtered(own: str, *, deduplicate: bool | str = "data", of_all: Any = ()) -> list[str]:
+        settings = {"deduplicate": deduplicate, "filters": of_all}
+        rules = make_rules(table=table.format(own), tokenize=settings)
+        found = [each for each in rules.hash_options(job) if each.startswith("--filter")]
+        assert (rules.hash_options(job) == rules.tokenize_options(job)) == bool(
+            found or own == "[]"
+        )
+        return found
+
+    given = ['--filters=[{"length": {"min_words": 2}}]', "--filter-seconds=60"]
+    assert filtered(by_text) == given
+    assert filtered(by_text, deduplicate=True) == []
+    assert filtered(by_text, of_all=[{"length": {"min_words": 2}}]) == []
+    assert filtered("[]", of_all=[{"length": {"min_words": 2}}]) == []  # the other corpus has them
+    assert filtered(by_field, deduplicate=True)[0].startswith('--filters=[{"regex"')
+    Path("own.py").write_text(
+        "from tokamake.data.filters import DocumentFilter\nclass Filter(DocumentFilter):\n"
+        "    def apply(self, document):\n        document.metadata['url']\n"
+    )
+    assert filtered("own.py", deduplicate=True) == ['--filters=[{"own.py": {}}]', given[1]]
+    rules = make_rules(table=table.format("own.py"), tokenize={"deduplicate": True})
+    assert rules.hashed_shards_digest(job) == rules.filtered_shards_digest(job)
+    assert rules.hashed_shards_digest(job) != rules.shards_digest(job)
+
+
 def test_the_digest_of_shards_changes_with_the_names_of_their_files() -> None:
     write_raw("web.jsonl", "x.jsonl")
     job = wildcards(batch="web-00000")

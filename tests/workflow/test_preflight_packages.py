@@ -14,6 +14,7 @@ from tests.support.workflows import CONFIG, CORPORA, MINE, SNAKEMAKE, make_works
 from tokamake.data.filters.length import Filter as Length
 from tokamake.data.indexed.paths import corpus_of
 from tokamake.preflight import packages
+from tokamake.preflight.packages import check_corpus_filters
 from tokamake.workflow import preflight
 from tokamake.workflow.preflight import Preflight
 
@@ -99,6 +100,28 @@ def test_an_evaluation_set_without_the_field_is_refused_before_any_job(
         Preflight(config, snakemake).tokenize(wildcards(batch=batch), [])
     message = "filters: decontaminate: set.jsonl:1: no field text; its fields are question: fix"
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("workspace_here")
+def test_a_filter_that_reads_fields_without_naming_them_is_named_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Readers of tables skip columns that no filter names."""
+    body = (
+        "from typing import ClassVar\nfrom tokamake.data.filters import DocumentFilter\n"
+        "class Filter(DocumentFilter):\n    metadata_keys: ClassVar = {}\n"
+        "    def apply(self, document):\n        document.metadata['url']\n"
+    )
+    Path("own.py").write_text(body.format("()"))
+    Path("named.py").write_text(body.format("('url',)"))
+    config = read_config(tokenize={"filters": ["own.py", "named.py"]})
+    corpus = next(iter(config.corpora))
+    check_corpus_filters(config, corpus)
+    assert capsys.readouterr().err.splitlines() == [
+        f"tokamake: corpus {corpus}: filters: own.py: reads document.metadata, but its "
+        "metadata_keys name no field; tables, such as parquet and csv, have only fields that are "
+        "named: add metadata_keys"
+    ]
 
 
 @pytest.mark.slow

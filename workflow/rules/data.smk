@@ -121,8 +121,8 @@ if CONFIG.shared.tokenize.deduplicate:
         conda:
             ENVIRONMENT
         params:
-            shards=data_rules.shards_digest,
-            corpus=data_rules.corpus_options,
+            shards=data_rules.hashed_shards_digest,
+            corpus=data_rules.hash_options,
         shell:
             "tokamake hash-documents --plan {input.plan:q} --batch {wildcards.batch:q}"
             " {params.corpus:q} --output {output:q} > {log:q} 2>&1"

@@ -4,7 +4,10 @@ A filter is a file of `data/filters`, an entry point of the group `tokamake.filt
 a Python file. `tokamake.data.filters` lists the names that the file defines.
 """
 
+import ast
 from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
@@ -69,6 +72,39 @@ def check_filter_inputs(entries: Iterable[Mapping[str, Mapping[str, Any]]]) -> N
                 check()
         except UserError as error:
             raise UserError(f"filters: {name}: {error}") from None
+
+
+def reads_metadata(entries: Iterable[Mapping[str, Mapping[str, Any]]]) -> bool:
+    """Whether filters look at other fields than the text: equal texts may have two verdicts."""
+    entries = [*entries]
+    named = (_metadata_keys(*each) for entry in entries for each in entry.items())
+    return any(named) or bool(unnamed_metadata(entries))
+
+
+def unnamed_metadata(entries: Iterable[Mapping[str, Mapping[str, Any]]]) -> list[str]:
+    """Names of external filters whose source reads `metadata`, but whose `metadata_keys` are empty.
+
+    Readers of tables skip columns that no filter names.
+    """
+    return [
+        name
+        for entry in entries
+        for name, options in entry.items()
+        if not _metadata_keys(name, options)
+        and any(map(_mentions_metadata, _KIND.source(name, filter_class(name))))
+    ]
+
+
+def _metadata_keys(name: str, options: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(getattr(filter_class(name)(**options), "metadata_keys", ()))
+
+
+@cache
+def _mentions_metadata(path: Path) -> bool:
+    if path.suffix != ".py":  # an entry point may be compiled
+        return False
+    nodes = ast.walk(ast.parse(path.read_bytes()))
+    return any(isinstance(node, ast.Attribute) and node.attr == "metadata" for node in nodes)
 
 
 def _checked(name: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,11 @@
 """The data of a run: facts are the config, or index.json and the headers of datasets."""
 
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from tokamake.config.architecture import Architecture
 from tokamake.config.fields import split_fractions
-from tokamake.config.filters import filter_class
 from tokamake.config.objective import DEFAULT, objective_data, sample_settings
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import INDEX_SETTINGS, TrainSettings
@@ -19,7 +17,6 @@ from tokamake.data.samples.sentence_masking import KEY
 from tokamake.errors import UserError
 from tokamake.preflight.model import check_sequence_length
 from tokamake.preflight.planned import WorkflowConfig
-from tokamake.runtime.console import shortened
 
 IndexContent = dict[str, Any]
 """Content of an index folder's index.json."""
@@ -51,34 +48,6 @@ def check_earlier_keys(config: WorkflowConfig) -> None:
                 f"{where}: tokenize.near_duplicates.against: {path}: no such file; fix the path, "
                 "or build the other data first: near_duplicates/*.keys in their folder"
             )
-
-
-def note_filtered_fields(config: WorkflowConfig) -> None:
-    """Say that filters by a field can drop the one copy of a text that `deduplicate` has kept.
-
-    Near-duplicates and repeated text are found after the filters: the copy that stays passes them.
-    """
-    settings = config.shared.tokenize
-    named = list[str]()
-    for name, corpus in config.corpora.items():
-        filters = settings.filters if corpus.filters is None else corpus.filters
-        if not corpus.is_indexed and (fields := _fields(filters)):
-            named.append(f"{name}: {', '.join(fields)}")
-    if settings.deduplicate and named:
-        print(
-            "tokamake: tokenize.deduplicate keeps the first of equal texts, before filters; "
-            f"filters by another field ({shortened(named)}) can drop it, and all copies are lost; "
-            "use tokenize.near_duplicates, which compares after the filters, or leave such "
-            "documents out of the raw files",
-            file=sys.stderr,
-        )
-
-
-def _fields(filters: Iterable[Mapping[str, Mapping[str, Any]]]) -> list[str]:
-    """Fields of the raw records that filters name beside the text."""
-    loaded = [filter_class(name)(**options) for each in filters for name, options in each.items()]
-    keys = (key for each in loaded for key in getattr(each, "metadata_keys", ()))
-    return list(dict.fromkeys(keys))
 
 
 def check_index(run: Run, index: IndexContent) -> None:

@@ -1,10 +1,15 @@
 """The optional packages that filters, the back end, the optimizer and trackers need."""
 
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 
 from tokamake import plugins
-from tokamake.config.filters import check_filter_inputs, check_filter_packages
+from tokamake.config.filters import (
+    check_filter_inputs,
+    check_filter_packages,
+    unnamed_metadata,
+)
 from tokamake.config.train_sections import TRACKERS
 from tokamake.config.training import BACKEND_CHECKS, TrainSettings
 from tokamake.data.corpus.corpora import patterns
@@ -15,7 +20,10 @@ from tokamake.runtime.requirements import required
 
 
 def check_corpus_filters(config: WorkflowConfig, corpus: str) -> None:
-    """Check packages of the filters and lists of URLs of a corpus, and files that filters read."""
+    """Check packages of the filters and lists of URLs of a corpus, and files that filters read.
+
+    Name filters that read fields and do not say which.
+    """
     has_urls = any(map(is_url_list, patterns(config.corpora[corpus])))
     if has_urls and find_spec("fastwarc") is None:
         raise UserError(
@@ -26,6 +34,13 @@ def check_corpus_filters(config: WorkflowConfig, corpus: str) -> None:
         filters = config.filters(corpus)
         check_filter_packages(filters)
         check_filter_inputs(filters)
+    for name in unnamed_metadata(filters):
+        print(
+            f"tokamake: corpus {corpus}: filters: {name}: reads document.metadata, but its "
+            "metadata_keys name no field; tables, such as parquet and csv, have only fields that "
+            "are named: add metadata_keys",
+            file=sys.stderr,
+        )
 
 
 def check_training_packages(train: TrainSettings) -> None:

@@ -20,12 +20,7 @@ from tokamake.data.corpus.corpora import Corpus, check_rows, merge_tables, patte
 from tokamake.data.corpus.sample_corpus import KEYS, sample_names
 from tokamake.data.mixture.weigh import read_listed_corpora
 from tokamake.errors import UserError
-from tokamake.preflight.data import (
-    check_earlier_keys,
-    check_splits,
-    held_out_splits,
-    note_filtered_fields,
-)
+from tokamake.preflight.data import check_earlier_keys, check_splits, held_out_splits
 from tokamake.preflight.detoxify import check_detoxify
 from tokamake.preflight.finetune import check_finetuned
 from tokamake.preflight.initial_models import check_initial_models
@@ -146,7 +141,6 @@ def check_workflow_config(config: WorkflowConfig, *, is_main_process: bool) -> N
     pretrained = {name: config.named_runs[name] for name in config.runs}
     if is_main_process:
         check_earlier_keys(config)
-        note_filtered_fields(config)
         check_empty(config.corpora, config.plan)
         check_indexes(config.corpora, config.plan, previous=config.previous_plan)
         check_repeated(config.tables.values(), config.plan)

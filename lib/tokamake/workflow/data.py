@@ -3,11 +3,12 @@
 import json
 import sys
 from collections.abc import Callable, Container, Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tokamake import files
-from tokamake.config.filters import source_digest
+from tokamake.config.filters import reads_metadata, source_digest
 from tokamake.config.objective import SECTIONS, companion_key, objective_section, sample_settings
 from tokamake.data.corpus.fetch_batch import ALL
 from tokamake.data.corpus.plan_file import shard_prefixes
@@ -210,7 +211,13 @@ class DataRules:
 
     def tokenize_options(self, wildcards: Any) -> list[str]:
         """How the documents of a `tokenize` batch are read and filtered."""
-        filters = self._filters(wildcards.batch)
+        return self._filter_options(wildcards, self._filters(wildcards.batch))
+
+    def hash_options(self, wildcards: Any) -> list[str]:
+        """How the documents of a `tokenize` batch are read, and filtered if copies may differ."""
+        return self._filter_options(wildcards, self._filters_of_copies(wildcards.batch))
+
+    def _filter_options(self, wildcards: Any, filters: tuple[dict[str, Any], ...]) -> list[str]:
         if not filters:
             return self.corpus_options(wildcards)
         seconds = self._config.shared.tokenize.filter_seconds
@@ -219,6 +226,23 @@ class DataRules:
 
     def _filters(self, batch: str) -> tuple[dict[str, Any], ...]:
         return self._config.filters(corpus_of(batch))
+
+    def _filters_of_copies(self, batch: str) -> tuple[dict[str, Any], ...]:
+        """Filters of a batch if they may keep one of two equal texts and drop the other.
+
+        Then documents that they drop must be no duplicates: else `deduplicate` might keep a copy
+        that its filters drop later, and no copy would be left.
+        """
+        filters = self._filters(batch)
+        return filters if self._corpora_differ or reads_metadata(filters) else ()
+
+    @cached_property
+    def _corpora_differ(self) -> bool:
+        """Whether corpora that `deduplicate` compares with each other have different filters."""
+        if self._config.shared.tokenize.deduplicate != "data":
+            return False
+        first, *others = map(self._config.filters, self._corpus_batches)
+        return any(filters != first for filters in others)
 
     def shards_digest(self, wildcards: Any) -> str:
         """Digest of the shards of a job batch, and of their raw files' sizes and times."""
@@ -229,8 +253,16 @@ class DataRules:
     @exit_on_user_error()
     def filtered_shards_digest(self, wildcards: Any) -> str:
         """The same, and hashes of external filters' source files and of files that filters read."""
-        filters = [each for entry in self._filters(wildcards.batch) for each in entry.items()]
-        sources = list(filter(None, (source_digest(*each) for each in filters)))
+        return self._with_sources(wildcards, self._filters(wildcards.batch))
+
+    @exit_on_user_error()
+    def hashed_shards_digest(self, wildcards: Any) -> str:
+        """The same for the filters of `hash_options`."""
+        return self._with_sources(wildcards, self._filters_of_copies(wildcards.batch))
+
+    def _with_sources(self, wildcards: Any, filters: tuple[dict[str, Any], ...]) -> str:
+        named = [each for entry in filters for each in entry.items()]
+        sources = list(filter(None, (source_digest(*each) for each in named)))
         shards = self.shards_digest(wildcards)
         return files.digest([shards, *sources]) if sources else shards
 

@@ -124,6 +124,53 @@ def test_several_keys_are_compared_together(workspace: Path, tmp_path: Path) -> 
     assert read_duplicates([tmp_path / "d"], new_plan.shards[0].name).tolist() == [2, 7]
 
 
+def test_the_first_copy_that_passes_its_filters_stays(workspace: Path, tmp_path: Path) -> None:
+    """Equal texts with other fields, and in corpora with other filters."""
+    by_field = "regex: {replace: much}, regex: {field: url, drop: bad}"
+    filters = {"a": by_field, "b": "length: {min_words: 3}, regex: {replace: word}", "c": ""}
+    records = {
+        "a": [("bad", "of much use"), ("good", "of much use"), ("good", "of much use")],
+        "b": [("", "a word"), ("", "of much use"), ("", "a word in time"), ("", "a word in time")],
+        "c": [("", "a word"), ("", "a word in time"), ("", "a word"), ("", "of use"), ("", "")],
+    }
+    corpora = []
+    for name, rows in records.items():
+        lines = [json.dumps({"url": url, "text": text}) for url, text in rows]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines))
+        corpora.append(Corpus(corpus=name, files=f"{tmp_path}/{name}.jsonl", weight=1))
+    write_plan(tmp_path / "plan.json", make_plan(corpora, PlanSettings(), declared={}))
+    for name in filters:
+        hash_documents(
+            plan=tmp_path / "plan.json",
+            batch=f"{name}-00000",
+            output=tmp_path / f"{name}.rows",
+            filters=filters[name],
+        )
+    find_duplicates([tmp_path / f"{name}.rows" for name in filters], output=tmp_path / "d")
+    left_out = {
+        name: read_duplicates([tmp_path / "d"], f"{name}/00000").tolist() for name in filters
+    }
+    assert left_out == {"a": [2], "b": [1, 3], "c": [1, 2]}
+    manifests = {}
+    for name in filters:
+        tokenize_batch(
+            output=tmp_path / "shards",
+            tokenizer=workspace / "tokenizer",
+            plan=tmp_path / "plan.json",
+            batch=f"{name}-00000",
+            summary=tmp_path / "summary.json",
+            duplicates=(tmp_path / "d",),
+            filters=filters[name],
+        )
+        manifests[name] = read_manifest(tmp_path / f"shards/{name}/00000")
+    counts = ("documents", "duplicate_documents", "filtered_documents", "empty_documents")
+    assert {name: [each.get(key, 0) for key in counts] for name, each in manifests.items()} == {
+        "a": [1, 1, 1, 0],
+        "b": [1, 2, 1, 0],
+        "c": [2, 2, 0, 1],
+    }
+
+
 def test_all_bits_of_a_hash_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CHUNK_ROWS", 4)
     with RowsWriter(tmp_path / "h") as writer:

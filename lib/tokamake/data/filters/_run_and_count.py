@@ -64,7 +64,10 @@ class _Metadata(Mapping[str, Any]):
         self._records, self._index = records, index
 
     def __getitem__(self, key: str) -> Any:
-        return value_of(self._record(), key)
+        try:
+            return value_of(self._record(), key)
+        except KeyError:
+            raise KeyError(f"no field {key}, or metadata_keys does not name it") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._record())
