@@ -223,6 +223,29 @@ def test_the_scorer_needs_its_packages_unless_conda_installs_them(
 
 
 @pytest.mark.usefixtures("start")
+def test_the_dry_run_names_a_column_of_scores_that_does_not_exist(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    facts: Any = SimpleNamespace(
+        rule_resources=lambda _: {},
+        default_resource=lambda _: None,
+        launch="",
+        is_main_process=True,
+        uses_conda=False,
+    )
+    preflight = Preflight(read(detoxify={"scorer": {"column": "scores.jsonl"}}), facts)
+    for _ in range(2):
+        assert preflight.score_texts(wildcards(), []) == []
+    assert capsys.readouterr().err.splitlines() == [
+        "tokamake: my.yaml: detoxify.scorer: column: scores.jsonl: no such file; fix the list of "
+        "files, or write the scores there before score_texts runs"
+    ]
+    Path("scores.jsonl").touch()
+    Preflight(read(detoxify={"scorer": {"column": "scores.jsonl"}}), facts).score_texts(None, [])
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("start")
 def test_the_kept_texts_are_one_shard() -> None:
     changes = {**sections(plan={"shard_bytes": 100}), "corpora": "corpora.tsv"}
     shards = read_config(table=TABLE, **changes).plan.shards

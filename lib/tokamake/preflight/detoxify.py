@@ -1,6 +1,8 @@
 """Checks of the section `detoxify`: initial model, corpus of the kept texts, prompts, scorer."""
 
-from tokamake.config.scorers import check_scorer_packages, source_digests
+import sys
+
+from tokamake.config.scorers import check_scorer_packages, open_scorer, source_digests
 from tokamake.errors import UserError, naming
 from tokamake.preflight.planned import WorkflowConfig
 
@@ -20,10 +22,14 @@ def check_detoxify(config: WorkflowConfig) -> None:
 
 
 def check_scorer(config: WorkflowConfig) -> None:
-    """Check that the packages of the scorer are installed."""
+    """Check that the packages of the scorer are installed, and name a file that it still lacks."""
     assert config.shared.detoxify is not None
-    with naming(f"{_section(config)}.scorer"):
-        check_scorer_packages(config.shared.detoxify.scorer)
+    scorer, where = config.shared.detoxify.scorer, f"{_section(config)}.scorer"
+    with naming(where):
+        check_scorer_packages(scorer)
+    loaded = open_scorer(scorer)
+    if hasattr(loaded, "missing_input") and (missing := loaded.missing_input()):
+        print(f"tokamake: {where}: {', '.join(scorer)}: {missing}", file=sys.stderr)
 
 
 def _section(config: WorkflowConfig) -> str:

@@ -58,6 +58,7 @@ class Preflight:
         self._launch = Path(snakemake.launch)
         self._uses_conda = snakemake.uses_conda
         self._filtered = set[str]()
+        self._scorer_is_checked = False
         self._checked: set[tuple[Callable[..., None], str]] = set()
 
     @exit_on_user_error()
@@ -71,9 +72,10 @@ class Preflight:
 
     @exit_on_user_error()
     def score_texts(self, wildcards: Any, output: Any) -> list[str]:  # noqa: ARG002
-        """Check the packages of the scorer; conda gives jobs an environment with packages."""
-        if self._is_main_process and not self._uses_conda:
+        """Check the scorer, once; conda gives jobs an environment with packages."""
+        if self._is_main_process and not self._uses_conda and not self._scorer_is_checked:
             check_scorer(self._config)
+            self._scorer_is_checked = True
         return []
 
     @exit_on_user_error()

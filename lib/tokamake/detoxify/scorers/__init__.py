@@ -24,6 +24,13 @@ class TextScorer(Settings):
         """Files that `setup` reads. Texts are scored again if their contents change."""
         return ()
 
+    def missing_input(self) -> str:
+        """Say which file `score` needs and lacks now; the dry run prints it. Empty: none.
+
+        For files that another program may still write; a missing file of `input_files` is an error.
+        """
+        return ""
+
     def has_changed(self, scored: Path) -> bool:  # noqa: ARG002
         """Whether texts of a file of `score-texts` have other scores now, if files beside
         `input_files` decide them. Called at each start of the workflow, without `setup`."""

@@ -52,6 +52,14 @@ class ToxicityScorer(TextScorer):
                         fault = f"no field {error}" if isinstance(error, KeyError) else str(error)
                         raise UserError(f"{place}: {fault}; fix the file or the keys") from None
 
+    def missing_input(self) -> str:
+        """The path without files: scores may be written when the texts exist."""
+        try:
+            expand(self.path)
+        except UserError as error:
+            return f"{error}, or write the scores there before score_texts runs"
+        return ""
+
     def has_changed(self, scored: Path) -> bool:
         """Whether the files are newer than a file of scored texts, and a text has another score.
 
