@@ -148,6 +148,17 @@ def test_duplicate_documents_are_left_out(tmp_path: Path, sampled: Path) -> None
     assert "Nothing to be done" in snakemake(tmp_path, *MINE, "data").stderr
 
 
+@pytest.mark.slow
+def test_a_file_of_a_batch_is_no_result_of_all_batches(tmp_path: Path) -> None:
+    """Else a dry run would try each signed batch as the output of find_near_duplicates, too."""
+    make_workspace(tmp_path)
+    near = {**CONFIG, "tokenize": {"near_duplicates": "fineweb"}}
+    (tmp_path / "my.yaml").write_text(yaml.safe_dump(near))
+    result = snakemake(tmp_path, "-n", *MINE, "results/data/near_duplicates/signed/none.rows")
+    assert result.returncode == 2
+    assert "no rule has this name or writes this file" in result.stderr
+
+
 PEAK = """
 import resource, subprocess, sys
 code = subprocess.call(sys.argv[1:])
