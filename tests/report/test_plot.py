@@ -115,8 +115,8 @@ def test_tables_show_the_numbers(inputs: dict[str, Path], tmp_path: Path) -> Non
         ["all", "3,046", "7", "2,940", "60", "6", "0", "3", "30"],
     ]
     assert table(page, "Skipped records") == [
-        ["code", "status 404", "4"],
-        ["code", "redirect", "3"],
+        ["code", "responses with HTTP status 404 (Not Found)", "4"],
+        ["code", "redirects", "3"],
     ]
     assert table(page, "Lengths") == [
         ["code", "4.00", "300", "128–255"],

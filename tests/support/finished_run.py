@@ -63,11 +63,10 @@ def pair(prefix: str, corpus: str, num_tokens: int) -> dict:
     }
 
 
+_GONE = "responses with HTTP status 404 (Not Found)"
 WEB = {
     "near_duplicate_documents": 60,
-    "sources": [
-        {"inputs": [{"skipped": {"redirect": 3, "status 404": 1}}, {"skipped": {"status 404": 3}}]}
-    ],
+    "sources": [{"inputs": [{"skipped": {"redirects": 3, _GONE: 1}}, {"skipped": {_GONE: 3}}]}],
 }
 """Further counts of a dataset: near-duplicates, and records that are no documents."""
 

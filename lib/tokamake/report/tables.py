@@ -49,7 +49,7 @@ def corpora(rows: pd.DataFrame) -> str:
     lengths = html_pages.table(header, [*map(_lengths, rows.itertuples())], _lengths(overall))
     sections = [("", sizes), ("From raw records to documents", f"{_SUM}\n{documents}")]
     if skipped := [line for row in rows.itertuples() for line in _skipped(row)]:
-        table = html_pages.table(["corpus", "skipped because", "records"], skipped)
+        table = html_pages.table(["corpus", "kind", "records"], skipped)
         sections.append(("Skipped records", table))
     if passed := [line for row in rows.itertuples() for line in _passed(row)]:
         header = ["corpus", "filter", "saw", "dropped", "failed on", "kept"]

@@ -11,7 +11,7 @@ from tokamake import files
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.data.indexed import length_histogram
 from tokamake.data.indexed.length_histogram import Bin
-from tokamake.data.indexed.manifest_counts import merge_counts
+from tokamake.data.indexed.manifest_counts import merge_counts, skipped
 from tokamake.data.samples.index_folder import read_index
 from tokamake.errors import UserError
 from tokamake.results.frames import Row, concat, frame, pick, run_folders
@@ -50,7 +50,7 @@ def documents(*folders: str | Path) -> pd.DataFrame:
     | near_duplicate_documents | Int64 | the ones of them that are nearly equal |
     | quarantined_documents | Int64 | documents set aside: unreadable, or a filter failed |
     | filtered_documents | Int64 | documents that filters dropped, or with repeated text only |
-    | skipped | object | records that are no documents, such as redirects: dict of reason → number |
+    | skipped | object | records that are no documents, such as redirects: dict of kind → number |
     | lengths | object | histogram of lengths in tokens: dicts, as in metadata.json |
     | filters | object | filters and their counts: dicts, as in metadata.json |
 
@@ -95,14 +95,8 @@ def read_documents(metadata: Path) -> pd.DataFrame:
             named.setdefault("near_duplicate_documents", 0)
         row = pick(named, _DOCUMENTS, where=str(metadata), remedy=remedy)
         objects = {"lengths": tuple(lengths), "filters": tuple(filters)}
-        rows.append({**row, **objects, "skipped": _skipped(dataset)})
+        rows.append({**row, **objects, "skipped": skipped(dataset)})
     return frame(rows, _DOCUMENTS)
-
-
-def _skipped(dataset: Row) -> dict[str, int]:
-    """Records of the raw files of a dataset that are no documents, by reason."""
-    inputs = (raw for source in dataset.get("sources") or () for raw in source["inputs"])
-    return _added(raw.get("skipped", {}) for raw in inputs)
 
 
 def _added(counts: Iterable[dict[str, int]]) -> dict[str, int]:

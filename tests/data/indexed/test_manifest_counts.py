@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.filtered import FILTERS, documents, run, write
+from tests.support.wikipedia_dumps import page, xml
 from tokamake.data.indexed.describe import describe
 from tokamake.data.indexed.manifest import read_manifest, write_manifest
 from tokamake.data.indexed.manifest_counts import (
@@ -86,6 +87,27 @@ def test_tables_list_the_most_frequent_verdict_first() -> None:
     assert [row.reason for row in rows[:10]] == [*metrics]
     assert [(row.reason, row.documents, row.mean) for row in rows[10:]] == [
         ("2 rarer metrics, see the manifest", 4, None)
+    ]
+
+
+def test_records_that_are_no_documents_are_counted_by_kind(
+    workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    redirect = page(2, "Two", "#REDIRECT [[One]]")
+    pages = [page(1, "One", "text"), redirect, page(3, "Talk:One", "x", ns=1)]
+    for name in ("a", "b"):
+        (workspace / f"{name}.xml").write_bytes(xml(pages))
+        pages.append(redirect)
+        run(workspace, [workspace / f"{name}.xml"], name)
+    merge([workspace / "a", workspace / "b"], output=workspace / "merged")
+    capsys.readouterr()
+    describe([workspace / "a", workspace / "merged"])
+    assert [line for line in capsys.readouterr().out.splitlines() if "skipped" in line] == [
+        f"{workspace}/{name}: records skipped: {numbers}"
+        for name, numbers in (
+            ("a", "1 redirects, 1 pages of other namespaces"),
+            ("merged", "3 redirects, 2 pages of other namespaces"),
+        )
     ]
 
 

@@ -78,12 +78,12 @@ def test_records_that_are_no_documents_count_by_reason(
     assert [item["text"] for item in records(raw)] == ["", "one"]
     assert raw.documents == 2
     assert raw.skipped == {
-        "warcinfo record": 1,
-        "request record": 1,
-        "not an HTTP response": 1,
-        "status 404": 1,
-        "not HTML": 1,
-        "longer than 5,000 bytes": 1,
+        "records of type warcinfo": 1,
+        "records of type request": 1,
+        "responses that are not HTTP": 1,
+        "responses with HTTP status 404 (Not Found)": 1,
+        "responses that are not HTML": 1,
+        "records longer than 5,000 bytes": 1,
     }
 
 
@@ -152,7 +152,7 @@ def test_a_large_page_takes_bounded_memory_and_is_counted(tmp_path: Path) -> Non
     path = write(tmp_path, gzip.compress(response(b"<div>" * 20_000_000) + conversion("one")))
     raw = open_input(path)
     assert [item["text"] for item in records(raw)] == ["one"]
-    assert raw.skipped == {"longer than 16,777,216 bytes": 1}
+    assert raw.skipped == {"records longer than 16,777,216 bytes": 1}
 
 
 def test_a_page_that_an_extractor_cannot_read_is_a_bad_document(
@@ -191,7 +191,10 @@ def test_shards_are_the_same_for_any_workers_and_trace_finds_records(
     contents = [(tmp_path / f"shard-{workers}.bin").read_bytes() for workers in (1, 3)]
     assert contents[0] == contents[1]
     manifest = json.loads((tmp_path / "shard-1.json").read_text())
-    assert manifest["inputs"][0]["skipped"] == {"warcinfo record": 1, "status 500": 1}
+    assert manifest["inputs"][0]["skipped"] == {
+        "records of type warcinfo": 1,
+        "responses with HTTP status 500 (Internal Server Error)": 1,
+    }
     assert "2 skipped because they are no documents" in capsys.readouterr().out
     trace(tmp_path / "shard-3", 7)
     output = capsys.readouterr().out

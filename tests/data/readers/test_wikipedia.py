@@ -55,7 +55,7 @@ def test_each_dump_gives_the_same_articles(tmp_path: Path, name: str) -> None:
     assert records(raw) == EXPECTED
     assert raw.documents == 30
     assert raw.bytes == len(DUMPS[name])
-    assert raw.skipped == {"other_namespace": 30, "redirect": 30}
+    assert raw.skipped == {"pages of other namespaces": 30, "redirects": 30}
     with small_steps(50):
         assert records(raw) == EXPECTED
 
@@ -130,7 +130,12 @@ def test_pages_of_other_kinds(tmp_path: Path) -> None:
     found = records(raw, "text")
     texts = {record["id"]: record["text"] for record in found if isinstance(record, dict)}
     assert texts == {"1": "new", "4": "", "6": "old dump", "8": "article"}
-    assert raw.skipped == {"deleted": 2, "other_model": 1, "other_namespace": 1, "redirect": 1}
+    assert raw.skipped == {
+        "deleted pages": 2,
+        "pages of other content models than wikitext": 1,
+        "pages of other namespaces": 1,
+        "redirects": 1,
+    }
     stub_fault, id_fault = (record.reason for record in found if isinstance(record, BadRecord))
     assert stub_fault == (
         'the page "Stub" lacks its text, of 7 bytes; fetch the dump again, or pages-articles if it '

@@ -72,7 +72,7 @@ def test_shards_of_each_size_have_the_same_tokens(
         found.append(tokens)
         inputs = [read_manifest(workspace / "shards" / s.name)["inputs"][0] for s in plan.shards]
         assert sum(raw["bytes"] for raw in inputs) == len(content)
-        assert sum(raw.get("skipped", {}).get("redirect", 0) for raw in inputs) == NUM_ARTICLES
+        assert sum(raw.get("skipped", {}).get("redirects", 0) for raw in inputs) == NUM_ARTICLES
         verify([workspace / "shards" / shard.name for shard in plan.shards])
     whole = planned(workspace, "wiki-pages-articles.xml", shard_bytes=10**9)
     assert {*found} == {tokens_of(workspace, whole)[0]}

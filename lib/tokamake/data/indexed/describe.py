@@ -12,7 +12,7 @@ from typing import Any
 from tokamake.data.corpus.plan_file import read_plan
 from tokamake.data.indexed.check_dataset import CheckedDataset, check_dataset
 from tokamake.data.indexed.length_histogram import document_lengths, histogram
-from tokamake.data.indexed.manifest_counts import left_out, verdicts
+from tokamake.data.indexed.manifest_counts import left_out, skipped, verdicts
 from tokamake.data.indexed.merge_inputs import expand_prefixes
 from tokamake.data.indexed.paths import corpus_of
 from tokamake.errors import UserError
@@ -129,6 +129,9 @@ def _print_table(checked: list[CheckedDataset]) -> None:
     for dataset in checked:
         if counts := left_out(dataset.manifest or {}):
             print(f"{dataset.prefix}: {counts}")
+        if kinds := skipped(dataset.manifest or {}):
+            named = ", ".join(f"{number:,} {kind}" for kind, number in kinds.items())
+            print(f"{dataset.prefix}: records skipped: {named}")
         for verdict in verdicts((dataset.manifest or {}).get("filters", ())):
             print(
                 f"{dataset.prefix}: {verdict.filter}: {verdict.reason}: "

@@ -1,6 +1,7 @@
 """Counts of documents in manifests: whether they add up, sums of filters, and rows for tables."""
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -81,6 +82,15 @@ def left_out(manifest: Mapping[str, Any]) -> str:
     if not parts or manifest.get("documents_in") is None:
         return ""
     return f"{counted(manifest['documents_in'], 'document')} read: {', '.join(parts)}"
+
+
+def skipped(manifest: Mapping[str, Any]) -> dict[str, int]:
+    """Number of records of the raw files that are no documents, by kind."""
+    numbers = Counter[str]()
+    for shard in manifest.get("sources") or [manifest]:
+        for raw in shard.get("inputs", ()):
+            numbers.update(raw.get("skipped", {}))
+    return dict(numbers.most_common())
 
 
 def num_kept(entry: Mapping[str, Any]) -> int:

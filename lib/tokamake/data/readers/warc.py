@@ -8,6 +8,7 @@ manifest counts them by reason. Its fields beside `text` are `url`, `date`, `con
 
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -125,11 +126,11 @@ def _block(raw: Input, found: list[_FoundRecord]) -> RecordBlock:
 
 
 def _document(record: WarcRecord) -> _RecordText | BadRecord | str:
-    """Return the document of a record, or why it has none."""
+    """Return the document of a record, or the kind of records that have none."""
     if record.type not in _LIMITS:
-        return f"{record.type or 'untyped'} record"
+        return f"records of type {record.type}" if record.type else "records without a type"
     if record.content is None:
-        return f"longer than {_LIMITS[record.type]:,} bytes"
+        return _too_long(_LIMITS[record.type])
     if record.type == "response":
         return _page(record)
     try:
@@ -143,23 +144,35 @@ def _page(record: WarcRecord) -> _RecordText | BadRecord | str:
     data = record.header + record.content + b"\r\n\r\n"
     http = _http(data, auto_decode="none")
     if http is None or http.http_headers is None or http.http_headers.status_code is None:
-        return "not an HTTP response"  # for instance one of DNS
+        return "responses that are not HTTP"  # for instance of DNS
     if http.http_headers.status_code != 200:
-        return f"status {http.http_headers.status_code}"
+        return f"responses with HTTP status {_status(http.http_headers.status_code)}"
     media_type = http.http_content_type or record.fields.get("warc-identified-payload-type", "")
     if media_type.partition(";")[0].strip().lower() not in _HTML:
-        return "not HTML"
+        return "responses that are not HTML"
     # Some crawlers decode contents and leave the header that states the encoding as it is.
     content = _content(data, auto_decode="all")
     content = _content(data, auto_decode="none") if content is None else content
     assert content is not None
     if len(content) > LONGEST_PAGE_BYTES:  # after its content encoding
-        return f"longer than {LONGEST_PAGE_BYTES:,} bytes"
+        return _too_long(LONGEST_PAGE_BYTES)
     if content.startswith(_GZIP):
         return BadRecord("its Content-Encoding cannot be decoded; leave the record out", content)
     fields = _fields(record, language=http.http_headers.get("Content-Language") or "")
     fields["content_type"] = media_type
     return _RecordText(fields, WebPage(content, http.http_charset or ""))
+
+
+def _too_long(num_bytes: int) -> str:
+    return f"records longer than {num_bytes:,} bytes"
+
+
+def _status(code: int) -> str:
+    """Code and phrase: 404 (Not Found)."""
+    try:
+        return f"{code} ({HTTPStatus(code).phrase})"
+    except ValueError:
+        return f"{code}"
 
 
 def _http(data: bytes, *, auto_decode: Literal["all", "none"]) -> "HttpRecord | None":

@@ -146,19 +146,19 @@ class _Articles:
         }
 
     def _reason_to_skip(self, page: Page) -> str:
-        """Return why a page is no article; empty for an article."""
+        """Return the kind of a page that is no article; empty for an article."""
         namespace = page.fields.get("ns")
         if namespace is None:  # dumps before 2012 have none
             prefix, colon, _ = page.fields.get("title", "").partition(":")
             namespace = self._namespaces.get(prefix, "0") if colon else "0"
         if namespace != "0":
-            return "other_namespace"
+            return "pages of other namespaces"
         if "redirect" in page.fields or _REDIRECT.match(page.revision.get("text", "")):
-            return "redirect"
+            return "redirects"
         if page.revision.get("model", "wikitext") != "wikitext":
-            return "other_model"
+            return "pages of other content models than wikitext"
         if "deleted" in page.revision or "text" not in page.revision:
-            return "deleted"
+            return "deleted pages"
         return ""
 
 
