@@ -147,6 +147,7 @@ TESTED_THROUGH = {
     "preflight/test_initial_checkpoint.py": ["train/checkpoints/first_weights"],
     "preflight/test_run.py": ["preflight/data", "preflight/model"],
     "workflow/test_config.py": ["preflight/planned"],
+    "workflow/test_detoxify.py": ["preflight/detoxify"],
     "train/test_trainer_hooks.py": ["train/hooks/__init__"],
     "train/test_trainer.py": ["train/index_sampler", "train/sampler"],
     "train/test_memory.py": ["models/common/costs", "train/startup_log"],
