@@ -132,6 +132,15 @@ class ObjectiveData:
     def check_companion(self, prefix: Path, companion: Path) -> None:
         """Refuse a companion whose documents belong to others."""
 
+    def further_data(self, folder: Path, index: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG002
+        """Digests of data beside an index that decide training samples, by the data's name.
+
+        Args:
+            folder: of the index.
+            index: its index.json.
+        """
+        return {}
+
     def make_indexer(self, settings: Any, **options: Any) -> Any:
         """Make the `DatasetIndexer` of a split, see `data.samples.dataset_indexers`."""
         raise NotImplementedError

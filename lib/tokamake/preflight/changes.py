@@ -231,7 +231,7 @@ def data_lines(
             is_changed=lambda prefix: earlier["pairs"][prefix] != current["pairs"][prefix],
         ),
     ]
-    yield from lines
+    yield from lines or _further_lines(earlier, current)
     has_split = earlier["settings"]["split"] != current["settings"]["split"]
     if len(lines) > has_split or earlier["train"] == current["train"]:
         return
@@ -239,6 +239,12 @@ def data_lines(
         yield "weights of the corpora"
     elif not has_settings and not has_split:
         yield "order of the samples"
+
+
+def _further_lines(earlier: dict[str, Any], current: dict[str, Any]) -> Iterator[str]:
+    """Changes of `ObjectiveData.further_data`, such as neighbors."""
+    names = (name for name, value in current.items() if name not in ("settings", "pairs", "train"))
+    yield from (f"{name} of the samples" for name in names if earlier.get(name) != current[name])
 
 
 def split_lines(earlier: dict[str, Any], split: str) -> Iterator[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokamake import files
 from tokamake.checkpoint.native.resume_state import read_state
-from tokamake.config.objective import SECTIONS, objective_section
+from tokamake.config.objective import SECTIONS, objective_data, objective_section
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.config.training import INDEX_SETTINGS, TrainSettings, without_added_defaults
 from tokamake.data.indexed.manifest import find_manifest
@@ -47,10 +47,16 @@ def run_digest(run: Run, *, index: dict[str, Any], weights: str) -> str:
         {
             **settings,
             "train": without_added_defaults(settings["train"]),
-            "index": training_index(index),
+            "index": _training_data(run, index),
             "weights": weights,
         }
     )
+
+
+def _training_data(run: Run, index: dict[str, Any]) -> dict[str, Any]:
+    """`training_index`, and further data of the samples, such as neighbors."""
+    objective = objective_data(run.train.objective)
+    return {**training_index(index), **objective.further_data(run.index, index)}
 
 
 def training_index(index: dict[str, Any]) -> dict[str, Any]:
@@ -95,7 +101,7 @@ def weight_settings(train: TrainSettings) -> dict[str, Any]:
 
 def record(run: Run, *, index: dict[str, Any], weights: str) -> RunRecord:
     """Data and start of a run: they decide its weights, besides its settings."""
-    samples = training_index(index)
+    samples = _training_data(run, index)
     return {
         "index": samples,
         "datasets": [*index["pairs"]],

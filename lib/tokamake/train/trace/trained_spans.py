@@ -47,7 +47,8 @@ def _compare_samples(
 ) -> Literal["same", "perhaps changed", "changed"]:
     if recorded is None:
         return "perhaps changed"
-    earlier, current = recorded["index"], training_index(read_index(run.index))
+    current = training_index(read_index(run.index))
+    earlier = {name: recorded["index"].get(name) for name in current}
     if earlier == current:
         return "same"
     return "changed" if any(data_lines(earlier, current, has_settings=True)) else "perhaps changed"

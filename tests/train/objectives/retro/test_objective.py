@@ -29,13 +29,14 @@ from tests.support.proofs import Changes, Proved
 from tests.support.random_tensors import random_tensors
 from tests.support.ranks import spawn
 from tests.support.retros import CHUNK_LENGTH, NUM_NEIGHBORS, neighbors_of, retro
-from tests.support.runs import write_start
+from tests.support.runs import train_here, write_start
 from tokamake.checkpoint.model_tensors import to_model
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.preflight.model import check_objective
 from tokamake.train.memory import estimate
 from tokamake.train.metrics import model_flops_per_token
+from tokamake.train.objectives.retro import samples
 from tokamake.train.objectives.retro.objective import Objective
 from tokamake.train.objectives.retro.samples import retro_record
 from tokamake.train.objectives.retro.settings import Section
@@ -165,11 +166,16 @@ def of_split(number: int) -> Records:
 def test_a_run_continues_from_its_checkpoints(
     runs: dict[str, Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # These samples have no files of neighbors.
+    monkeypatch.setattr(samples, "neighbor_hashes", lambda *_: {"train/docs.json": "1"})
     jobs: Any = {"whole": [(None, {})], "parts": [(3, {}), (None, {})]}
     whole, parts = trained_by_jobs(
         runs["llama"], tmp_path, monkeypatch, of_split=of_split, jobs=jobs
     )
     assert_same_curves(parts, whole, "loss", "validation_loss")
+    monkeypatch.setattr(samples, "neighbor_hashes", lambda *_: {"train/docs.json": "2"})
+    with pytest.raises(UserError, match=r"^neighbors of the samples; 6 steps are trained in"):
+        train_here(parts)
 
 
 def test_rows_of_the_loader_become_a_micro_batch(runs: dict[str, Run]) -> None:

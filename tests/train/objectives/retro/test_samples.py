@@ -25,7 +25,7 @@ from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
 from tokamake.retrieval.index_chunks import index_chunks
-from tokamake.train.objectives.retro.samples import RetroSamples
+from tokamake.train.objectives.retro.samples import RetroSamples, neighbor_hashes
 
 pytestmark = pytest.mark.extra("retrieval", "faiss")
 
@@ -184,6 +184,25 @@ def test_neighbors_of_other_samples_or_chunks_are_refused(
         factory="IVF8,Flat",
     )
     refused(retro_data, same, "train/code.json: neighbors among other chunks than chunks.json")
+
+
+def test_the_neighbors_of_the_training_samples_are_part_of_a_run(
+    retro_data: RetroData, index: Path, tmp_path: Path
+) -> None:
+    def hashes() -> dict[str, str]:
+        return neighbor_hashes(other, read_index(other))
+
+    shutil.copytree(index.parent, tmp_path / "run")
+    other = tmp_path / "run" / "index"
+    before = hashes()
+    assert {*before} == {"chunks.json", "train/code.json", "train/docs.json"}
+    search(retro_data, other, num_found=9)
+    changed = {name for name, value in hashes().items() if value != before[name]}
+    assert changed == {"train/code.json", "train/docs.json"}
+    # Neighbors of validation samples decide no weights.
+    search(retro_data, other)
+    (other.parent / "neighbors/valid/docs.json").unlink()
+    assert hashes() == before
 
 
 def test_chunks_of_changed_datasets_are_refused(

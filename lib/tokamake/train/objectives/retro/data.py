@@ -58,6 +58,11 @@ class Data(CausalData):
         keys = ("chunk_length", "neighbors", "retrieved_chunks")
         return {"name": self.name, **{key: getattr(section, key) for key in keys}}
 
+    def further_data(self, folder: Path, index: dict[str, Any]) -> dict[str, Any]:
+        from tokamake.train.objectives.retro.samples import neighbor_hashes
+
+        return {"neighbors": neighbor_hashes(folder, index)}
+
     def open_samples(self, folder: Path, **options: Any) -> Any:
         from tokamake.train.objectives.retro.samples import RetroSamples
 

@@ -35,6 +35,22 @@ def dataset_name(prefix: str) -> str:
     return Path(prefix).name
 
 
+def neighbor_hashes(folder: Path, index: dict[str, Any]) -> dict[str, str]:
+    """Hashes of the neighbors of the training samples of each dataset, and of the chunks' numbers.
+
+    Args:
+        folder: of the index.
+        index: its index.json.
+    """
+    neighbors = neighbor_folder(folder)
+    names = [dataset_name(each["prefix"]) for each in index["splits"]["train"]["files"]]
+    manifests = [INDEX_NAME, *(f"train/{name}.json" for name in names)]
+    return {
+        name: str(files.read_sealed_json(neighbors / name, REMEDY)["hashes"][NEIGHBORS])
+        for name in manifests
+    }
+
+
 def retro_record(
     sequence_length: int, *, chunk_length: int, neighbors: int, retrieved_chunks: int
 ) -> np.dtype[np.void]:
