@@ -191,7 +191,7 @@ TESTED_THROUGH = {
     "train/objectives/retro/test_samples.py": ["train/objectives/retro/chunks"],
     "retrieval/test_find_neighbors.py": [
         *("retrieval/chunk_tables", "retrieval/chunk_vectors"),
-        *("retrieval/embed_samples", "retrieval/index_chunks", "retrieval/neighbors"),
+        *("retrieval/chunk_texts", "retrieval/index_chunks", "retrieval/neighbors"),
     ],
     "retrieval/test_embed_blocks.py": ["retrieval/dataset_blocks", "retrieval/text_vectors"],
 }

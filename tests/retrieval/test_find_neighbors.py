@@ -38,7 +38,7 @@ from tokamake.inference.layout import Peers
 from tokamake.retrieval.chunk_documents import chunk_documents
 from tokamake.retrieval.chunk_texts import embedded_texts
 from tokamake.retrieval.embed_chunks import embed_chunks
-from tokamake.retrieval.embedding_options import EmbeddingOptions
+from tokamake.retrieval.embedding_options import ChunkEmbedding, EmbeddingOptions
 from tokamake.retrieval.embeddings import open_embeddings
 from tokamake.retrieval.find_neighbors import find_neighbors
 from tokamake.retrieval.index_chunks import index_chunks
@@ -245,6 +245,9 @@ def test_mistakes(retro_data: RetroData, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="vectors/code: no embeddings; run `tokamake embed-chunks"):
         (tmp_path / "vectors/code").mkdir(parents=True)
         index_chunks(index, **folders | {"embeddings": tmp_path / "vectors"})
+    with pytest.raises(UserError, match=r"--num-found: 9999: more than the .* of the training"):
+        index_chunks(index, **folders, num_found=9999)
+    assert not (tmp_path / "neighbors").exists()
     index_chunks(index, **folders)
     ask(data, index, split="train", name="docs")
     find: dict[str, Any] = {
@@ -276,8 +279,7 @@ def test_a_model_that_embeds_no_chunks_is_refused(retro_data: RetroData, tmp_pat
         embed_chunks(
             retro_data.root / "docs",
             chunks=retro_data.root / "chunks/docs.json",
-            checkpoint=model,
-            tokenizer=retro_data.tokenizer,
+            embedding=ChunkEmbedding(model, retro_data.tokenizer),
             output=tmp_path / "docs.json",
         )
 

@@ -10,6 +10,7 @@ from tokamake.data.tokenize.tokenize import tokenize
 from tokamake.retrieval.chunk_documents import chunk_documents
 from tokamake.retrieval.embed_chunks import embed_chunks
 from tokamake.retrieval.embed_samples import embed_samples
+from tokamake.retrieval.embedding_options import ChunkEmbedding
 from tokamake.retrieval.find_neighbors import find_neighbors
 from tokamake.retrieval.index_chunks import index_chunks
 
@@ -62,8 +63,7 @@ def embed(data: RetroData, name: str) -> None:
     embed_chunks(
         data.root / name,
         chunks=chunks,
-        checkpoint=data.bert,
-        tokenizer=tokenizer,
+        embedding=ChunkEmbedding(data.bert, tokenizer),
         output=data.root / "vectors" / name / "0.json",
     )
 
@@ -110,7 +110,6 @@ def ask(data: RetroData, index_folder: Path, *, split: str, name: str) -> None:
         data_root=data.root,
         split=split,
         dataset=name,
-        checkpoint=data.bert,
-        tokenizer=data.tokenizer,
+        embedding=ChunkEmbedding(data.bert, data.tokenizer),
         output=index_folder.parent / "asked" / split / name / "0.json",
     )

@@ -13,7 +13,7 @@ CHUNK_LENGTH, NUM_NEIGHBORS = 4, 2
 
 
 def retro(**values: Any) -> Architecture:
-    """A shape with 4 heads, 4 layers of which the second and the fourth attend to neighbors."""
+    """A shape with 4 heads and 4 layers; the second and the fourth attend to neighbors."""
     usual = {
         "vocab_size": 132,
         "hidden_size": 64,

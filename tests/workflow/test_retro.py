@@ -60,9 +60,7 @@ def test_files_of_a_run(embedder: Path) -> None:
         for each in config.merged
     ]
     assert rules.index_options(of_run) == [
-        "--factory=IVF8,Flat",
-        "--train-vectors=0",
-        "--seed=1234",
+        *("--num-found=30", "--factory=IVF8,Flat", "--train-vectors=0", "--seed=1234"),
     ]
     assert rules.search_options(of_run) == [
         *("--num-found=30", "--num-kept=4", "--nprobe=4", "--ef-search=0"),

@@ -1,16 +1,18 @@
 """Chunks of tokens as texts for the model that embeds them."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tokamake.data.indexed.dataset import IndexedDataset
-from tokamake.data.tokenizers import Tokenizer
+from tokamake.data.tokenizers import Tokenizer, open_tokenizer
 from tokamake.retrieval.chunk_tables import ChunkTable
-from tokamake.retrieval.text_vectors import Embedder, TokenizedText
+from tokamake.retrieval.embedding_options import ChunkEmbedding, EmbeddingOptions
+from tokamake.retrieval.text_vectors import Embedder, TokenizedText, opened_embedder
 from tokamake.train.objectives.ict.blocks import with_special_tokens
 from tokamake.train.objectives.retro.chunks import text_lengths
 
@@ -50,3 +52,30 @@ def embedded_texts(
                     np.array(ids), None, tokens=embedder.tokens, length=embedder.length
                 )
                 yield TokenizedText(number, framed)
+
+
+def write_vectors(
+    chunks_by: Callable[[Tokenizer], tuple[Iterable[Chunk], dict[str, Any]]],
+    embedding: ChunkEmbedding,
+    *,
+    output: Path,
+) -> None:
+    """Embed chunks to a shard; all ranks call this together.
+
+    Args:
+        chunks_by: function of the chunks' tokenizer that returns chunks, and what decides them.
+        output: manifest to write.
+    """
+    with opened_embedder(
+        embedding.checkpoint,
+        "chunk",
+        tokenizer=embedding.checkpoint_tokenizer,
+        options=EmbeddingOptions(batch_size=embedding.batch_size),
+        output=output,
+    ) as embedder:
+        with embedder.peers.together():
+            tokenizer = open_tokenizer(embedding.tokenizer)
+            chunks, decided_by = chunks_by(tokenizer)
+        texts = embedded_texts(chunks, tokenizer=tokenizer, embedder=embedder)
+        made_from = {"decoded_by": tokenizer.fingerprint, **decided_by}
+        embedder.write(texts, manifest=output, made_from=made_from)

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokamake.errors import UserError
+from tokamake.retrieval.index_chunks import check_num_found
 
 if TYPE_CHECKING:
     from tokamake.retrieval.searched import SearchedIndex
@@ -92,8 +93,4 @@ def _check_numbers(searched: "SearchedIndex", *, num_found: int, num_kept: int) 
     """Refuse more neighbors than there are chunks."""
     if not 0 < num_kept <= num_found:
         raise UserError(f"--num-kept: {num_kept}: keep 1 or more, at most --num-found {num_found}")
-    if num_found > searched.num_vectors:
-        raise UserError(
-            f"--num-found: {num_found}: more than the {searched.num_vectors:,} chunks of "
-            f"{searched.path}; lower it (train.retro.num_found), or add documents"
-        )
+    check_num_found(num_found, searched.num_vectors, where=str(searched.path))

@@ -1,7 +1,12 @@
 """Stage `index-chunks`: an index of FAISS for the chunks of a training split."""
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from tokamake.errors import UserError
+
+if TYPE_CHECKING:
+    from tokamake.retrieval.chunk_vectors import ChunkVectors, TrainedDataset
 
 
 def index_chunks(
@@ -13,6 +18,7 @@ def index_chunks(
     output: Path | None = None,
     factory: str = "Flat",
     train_vectors: int = 0,
+    num_found: int = 1,
     seed: int = 1,
     workers: int = 0,
 ) -> None:
@@ -31,12 +37,12 @@ def index_chunks(
         factory: string of FAISS's index_factory, such as Flat, IVF1024,Flat or
             OPQ32_64,IVF65536_HNSW8,PQ32.
         train_vectors: number of random vectors to train on; 0: 256 for each centroid, at most all.
+        num_found: chunks that each search will find; fewer vectors are refused.
         seed: of the sample, and of k-means.
         workers: threads that add vectors; 0: all cores.
     """
     import numpy as np
 
-    from tokamake import files
     from tokamake.retrieval import faiss_index
     from tokamake.retrieval.chunk_vectors import ChunkVectors, all_first_chunks, trained_datasets
     from tokamake.retrieval.products import (
@@ -46,7 +52,7 @@ def index_chunks(
         new_product,
     )
     from tokamake.retrieval.searched import INDEX_KIND, INDEX_SUFFIX
-    from tokamake.train.objectives.retro.chunks import FIRST_CHUNKS, INDEX_NAME, ChunkedDataset
+    from tokamake.train.objectives.retro.chunks import FIRST_CHUNKS, INDEX_NAME
     from tokamake.train.objectives.retro.samples import neighbor_folder
 
     output = output or neighbor_folder(index) / INDEX_NAME
@@ -54,25 +60,11 @@ def index_chunks(
     check_not_negative({"--train-vectors": train_vectors, "--seed": seed, "--workers": workers})
     datasets = trained_datasets(index, chunks)
     store = ChunkVectors(datasets, embeddings)
+    check_num_found(num_found, store.num_vectors, where=f"the training split of {index}")
     size = faiss_index.sample_size(factory, train_vectors, num_vectors=store.num_vectors)
     empty = faiss_index.empty_index(factory, dimension=store.dimension, seed=seed)
-    listed = [
-        ChunkedDataset(each.prefix, each.identity, each.first_document, each.first_chunk)
-        for each in datasets
-    ]
-    facts: dict[str, Any] = {
-        "factory": factory,
-        "metric": "inner_product",
-        "seed": seed,
-        "train_vectors": 0 if empty.is_trained else size,
-        "num_vectors": store.num_vectors,
-        "dimension": store.dimension,
-        "embeddings": store.facts,
-        "chunk_length": datasets[0].table.chunk_length,
-        "eod": datasets[0].table.eod,
-        "datasets": [each._asdict() for each in listed],
-    }
-    facts["request"] = files.digest(facts)
+    trained_on = {"seed": seed, "train_vectors": 0 if empty.is_trained else size}
+    facts = _facts(datasets, store, factory=factory, **trained_on)
     if is_complete(output, INDEX_KIND, request=facts["request"]):
         print(f"{output}: already complete")
         return
@@ -85,3 +77,43 @@ def index_chunks(
             np.save(file, table)
         faiss_index.write_index(empty, product.paths[INDEX_SUFFIX], name=output)
     print(f"{output}: {factory}, {store.num_vectors:,} chunks of {len(datasets):,} datasets")
+
+
+def _facts(
+    datasets: "list[TrainedDataset]",
+    store: "ChunkVectors",
+    *,
+    factory: str,
+    seed: int,
+    train_vectors: int,
+) -> dict[str, Any]:
+    """Facts that decide an index, and their digest, `request`."""
+    from tokamake import files
+    from tokamake.train.objectives.retro.chunks import ChunkedDataset
+
+    listed = [
+        ChunkedDataset(each.prefix, each.identity, each.first_document, each.first_chunk)
+        for each in datasets
+    ]
+    facts = {
+        "factory": factory,
+        "metric": "inner_product",
+        "seed": seed,
+        "train_vectors": train_vectors,
+        "num_vectors": store.num_vectors,
+        "dimension": store.dimension,
+        "embeddings": store.facts,
+        "chunk_length": datasets[0].table.chunk_length,
+        "eod": datasets[0].table.eod,
+        "datasets": [each._asdict() for each in listed],
+    }
+    return {**facts, "request": files.digest(facts)}
+
+
+def check_num_found(num_found: int, num_chunks: int, *, where: str) -> None:
+    """Refuse searches that would find more chunks than there are."""
+    if num_found > num_chunks:
+        raise UserError(
+            f"--num-found: {num_found}: more than the {num_chunks:,} chunks of {where}; lower it "
+            "(train.retro.num_found), or add documents"
+        )

@@ -176,7 +176,7 @@ class RetroRules:
         """The index of the chunks, as options of `index-chunks`."""
         section = self._sections[wildcards.run]
         seed = self._config.runs[wildcards.run].seed
-        return [*options(section, only=("factory", "train_vectors")), f"--seed={seed}"]
+        return [*options(section, only=("factory", "train_vectors", "num_found")), f"--seed={seed}"]
 
     def search_options(self, wildcards: Any) -> list[str]:
         """How neighbors are found, as options of `find-neighbors`."""

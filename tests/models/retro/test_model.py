@@ -20,7 +20,7 @@ LENGTH = 4 * CHUNK_LENGTH
 
 
 def model_of(architecture: Architecture) -> Any:
-    """A model of which all parameters matter, such as biases."""
+    """A model whose parameters all matter, biases too."""
     generator = torch.Generator().manual_seed(0)
     tensors = random_tensors(architecture, 1)
     for tensor in tensors.values():
