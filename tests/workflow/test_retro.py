@@ -12,7 +12,6 @@ import yaml
 from tests.support.neighbors import RetroData
 from tests.support.workflow_configs import read_config, train, wildcards
 from tests.support.workflows import ARCHITECTURE, CONFIG, jobs, make_workspace, snakemake_alone
-from tokamake import files
 from tokamake.errors import UserError
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.workflow.retro import RULES, RetroRules
@@ -140,17 +139,21 @@ def test_an_index_that_faiss_does_not_know_is_refused(
 
 
 @pytest.fixture
-def workspace(tmp_path: Path, retro_data: RetroData) -> Path:
+def workspace(tmp_path: Path, sampled: Path, retro_data: RetroData) -> Path:
     folder = make_workspace(tmp_path)
     shutil.copytree(retro_data.bert, folder / "bert")
+    shutil.copytree(sampled / "raw", folder / "results/raw")
     (folder / "architecture.yaml").write_text(yaml.safe_dump(SHAPE))
-    (folder / "my.yaml").write_text(yaml.safe_dump({**CONFIG, "train": train(**TRAIN)}))
+    shutil.copytree(retro_data.tokenizer, folder / "tokenizer")
+    config = {**CONFIG, "tokenizer": {"path": "tokenizer"}, "train": train(**TRAIN)}
+    del config["sample_corpus"]
+    (folder / "my.yaml").write_text(yaml.safe_dump(config))
     return folder
 
 
 @pytest.mark.slow
 @pytest.mark.extra("retrieval", "faiss")
-def test_from_raw_text_to_neighbors(workspace: Path) -> None:
+def test_from_raw_text_to_a_report_and_a_changed_corpus(workspace: Path) -> None:
     planned = jobs(snakemake_alone(workspace, "-n", *MINE, "train"))
     assert {name: planned[name] for name in RULES} == {
         "chunk_documents": 4,
@@ -159,25 +162,30 @@ def test_from_raw_text_to_neighbors(workspace: Path) -> None:
         "index_chunks": 1,
         "find_neighbors": 8,
     }
-    built = snakemake_alone(workspace, *MINE, "find_neighbors")
+    built = snakemake_alone(workspace, *MINE, "plot")
     assert built.returncode == 0, built.stderr
-    folder = workspace / "results/smoke/neighbors"
+    run = workspace / "results/smoke"
+    evaluation = json.loads((run / "evaluate.json").read_text())
+    assert evaluation["overall"]["loss"] < 6.5  # ln 400 = 6, for random guesses
+    for name in ("evaluate", "generate"):
+        assert "without neighbors" not in (workspace / f"logs/smoke/{name}.log").read_text()
+    assert json.loads((run / "samples.json").read_text())
+    assert "--chunks neighbors/chunks.json" in (run / "export/README.md").read_text()
+    assert (run / "plots/evaluation.html").is_file()
+    folder = run / "neighbors"
     assert np.load(folder / "train/docs-0000_text_document.npy").shape[1:] == (2, 4)
-    vectors = sorted((workspace / "results/data/chunks/16").glob("bert-*/*/0.npy"))
-    before = {path: (files.sha256(path), path.stat().st_mtime_ns) for path in vectors}
-    assert len(before) == 4
 
-    # A changed corpus: vectors of the other one stay as they are.
-    config = yaml.safe_load((workspace / "my.yaml").read_text())
-    config["sample_corpus"]["docs"]["file_bytes"] = 50_000
-    config["tokenizer"] = {"path": "tokenizer"}
-    shutil.copytree(workspace / "results/tokenizer", workspace / "tokenizer")
-    (workspace / "my.yaml").write_text(yaml.safe_dump(config))
+    # A changed corpus: chunks and vectors of the other one stay.
+    raw = workspace / "results/raw/docs/docs-00.jsonl"
+    raw.write_text("".join(raw.read_text().splitlines(keepends=True)[:-3]))
     replaced = ("--config", "replace_data=true")
-    again = snakemake_alone(workspace, *replaced, *MINE, "find_neighbors")
-    assert again.returncode == 0, again.stderr
-    for path, (sha256, time) in before.items():
-        if path.parent.name.startswith("code") and files.sha256(path) == sha256:
-            assert path.stat().st_mtime_ns == time
-    manifest = json.loads((folder / "chunks.json").read_text())
-    assert [each["prefix"] for each in manifest["datasets"]]
+    again = snakemake_alone(workspace, "-n", *replaced, *MINE, "find_neighbors")
+    planned = jobs(again)
+    assert {name: planned[name] for name in RULES} == {
+        "chunk_documents": 1,
+        "embed_chunks": 1,
+        "embed_samples": 8,
+        "index_chunks": 1,
+        "find_neighbors": 8,
+    }
+    assert "chunks/16/docs-0000_text_document.json" in again.stdout + again.stderr

@@ -7,6 +7,7 @@ rule evaluate:
         model=segments.evaluated_inputs,
         weights=WEIGHTS,
         held_out=data_rules.evaluation_weights,
+        neighbors=retro_rules.retrieved_inputs,
         tokenizer=CONFIG.run_tokenizer_files,
     output:
         f"{RUN}/evaluate{{segment}}.json",
@@ -26,7 +27,7 @@ rule evaluate:
         model=segments.evaluated_model,
         split=run_settings.value("train.split"),
         split_rule=run_settings.value("train.split_rule"),
-        held_out=data_rules.evaluation_options,
+        held_out=retro_rules.with_neighbors(data_rules.evaluation_options),
         sequence_length=run_settings.value("train.sequence_length"),
         max_tokens=run_settings.value("evaluate.max_tokens"),
         data_root=subpath(input.weights, parent=True),
@@ -72,6 +73,7 @@ if task_rules.names:
             tokenizer=CONFIG.run_tokenizer_files,
             data=task_rules.local_inputs,
             fetched=task_rules.fetched_inputs,
+            neighbors=retro_rules.retrieved_inputs,
         output:
             f"{RUN}/tasks/{{task}}{{segment}}.json",
         log:
@@ -87,7 +89,10 @@ if task_rules.names:
         params:
             plug_in=task_rules.plug_in,
             settings=task_rules.settings,
-            fetched=lambda wildcards, input: [f"--fetched={path}" for path in input.fetched],
+            fetched=retro_rules.with_neighbors(
+                lambda wildcards, input: [f"--fetched={path}" for path in input.fetched],
+                data_root=DATA,
+            ),
             model=segments.evaluated_model,
             sequence_length=run_settings.value("train.sequence_length"),
             dtype=run_settings.value("evaluate.dtype"),
@@ -105,6 +110,7 @@ rule generate:
     input:
         model=f"{RUN}/export",
         tokenizer=CONFIG.run_tokenizer_files,
+        neighbors=retro_rules.retrieved_inputs,
     output:
         f"{RUN}/samples.json",
     log:
@@ -118,7 +124,9 @@ rule generate:
         nodes=1,
         tasks=1,
     params:
-        options=run_settings.generate_options,
+        options=retro_rules.with_neighbors(
+            lambda wildcards, input: run_settings.generate_options(wildcards), data_root=DATA
+        ),
         layout=run_settings.inference_options,
     shell:
         "{resources.launch} {resources.nodes} {resources.tasks}"

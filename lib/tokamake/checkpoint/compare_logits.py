@@ -54,9 +54,10 @@ def compare_logits(checkpoint: Checkpoint, folder: Path, *, dtype: str | None) -
 def _load(folder: Path, architecture: "Architecture") -> tuple[str, "nn.Module"]:
     """Return the name of the program that loads the folder, and the model in fp32.
 
-    transformers has no class of models with towers.
+    transformers has no class of models with towers or neighbors.
     """
-    if find_spec("transformers") and not architecture.has_towers:
+    is_foreign = architecture.has_towers or architecture.has_neighbors
+    if find_spec("transformers") and not is_foreign:
         from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
         kind = AutoModelForSeq2SeqLM if architecture.has_decoder else AutoModelForCausalLM

@@ -10,6 +10,12 @@ from cyclopts import Parameter
 from tokamake.data.corpus.splits import SplitRule
 from tokamake.errors import UserError
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, peers
+from tokamake.retrieval.chunk_retriever import (
+    EVALUATED_CHUNKS,
+    NO_NEIGHBORS,
+    NeighborOptions,
+    retrieve,
+)
 
 if TYPE_CHECKING:
     from tokamake.config.architecture import Architecture
@@ -35,6 +41,7 @@ def evaluate(
     max_tokens: int | None = None,
     batch_size: int = 8,
     layout: InferenceLayout = WHOLE_MODEL,
+    neighbors: NeighborOptions = NO_NEIGHBORS,
     output: Path | None = None,
 ) -> None:
     """Score a model on raw files, or on the test documents of all merged datasets.
@@ -58,7 +65,7 @@ def evaluate(
         data: raw files, folders or patterns of any format that `tokenize` reads.
         text_key: key or column of the raw files that holds the text (default "text").
         weights: weighting file with the merged datasets and their corpora, in place of raw files.
-        data_root: folder to which its prefixes are relative.
+        data_root: folder to which its prefixes, and the datasets of neighbors, are relative.
         split: shares of the documents of each dataset for training, validation and test.
         split_rule: how to round shares to documents; the value of `index`.
         held_out: NAME=FILE, a weighting file of the datasets of a split, for example test=FILE.
@@ -69,6 +76,8 @@ def evaluate(
         max_tokens: maximum tokens of each corpus or raw file; by default all.
         batch_size: windows per forward pass.
         layout: how ranks share the model.
+        neighbors: where a model of family retro finds neighbors of each chunk: in documents of the
+            training split, so not in held-out documents.
         output: JSON file to write.
     """
     from tokamake.checkpoint.detect import open_any
@@ -84,10 +93,12 @@ def evaluate(
     if bool(data) == (weights is not None):
         raise UserError("give either raw files with --data, or --weights with --data-root")
     limit, evaluated = sys.maxsize if max_tokens is None else max_tokens, None
+    root = data_root or Path()
     with peers() as ranks:
         with ranks.together():
             opened = open_any(checkpoint)
             layout.check(opened.architecture, world_size=ranks.ranks.world_size)
+            neighbors.check(opened.architecture)
             text_tokenizer = tokenizer_of(opened, tokenizer)
             if weights is None:
                 corpora = read_raw(
@@ -112,6 +123,16 @@ def evaluate(
             length = sequence_length_of(opened, sequence_length)
             _check_fit(checkpoint, opened.architecture, corpora=corpora)
         model = InferenceModel(opened, layout, peers=ranks) if corpora else None
+        if model:
+            with ranks.together():
+                retrieve(
+                    model,
+                    neighbors,
+                    data_root=root,
+                    tokenizer=text_tokenizer,
+                    peers=ranks,
+                    batch_size=EVALUATED_CHUNKS,
+                )
         scores = _score(
             corpora, model, tokenizer=text_tokenizer, sequence_length=length, batch_size=batch_size
         )

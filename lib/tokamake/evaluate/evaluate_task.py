@@ -8,6 +8,7 @@ from tokamake.config.tasks import FOLDER, TaskSettings
 from tokamake.data.corpus.raw_files import expand
 from tokamake.errors import UserError, choice
 from tokamake.inference.layout import WHOLE_MODEL, InferenceLayout, peers
+from tokamake.retrieval.chunk_retriever import NO_NEIGHBORS, NeighborOptions, retrieve
 
 if TYPE_CHECKING:
     from tokamake.config.tasks import TaskSettings
@@ -24,6 +25,8 @@ def evaluate_task(
     sequence_length: int | None = None,
     batch_size: int = 8,
     layout: InferenceLayout = WHOLE_MODEL,
+    data_root: Path = Path(),
+    neighbors: NeighborOptions = NO_NEIGHBORS,
     output: Path | None = None,
 ) -> None:
     """Score a model on a task: wikitext, lambada, text, or lm_eval (any task of lm-eval).
@@ -40,6 +43,8 @@ def evaluate_task(
         sequence_length: most tokens that the model reads at once; by default as for `evaluate`.
         batch_size: sequences per forward pass.
         layout: how ranks share the model.
+        data_root: folder that the datasets of neighbors are relative to.
+        neighbors: where a model of family retro finds neighbors of each chunk.
         output: JSON file to write.
     """
     from tokamake import plugins
@@ -59,9 +64,12 @@ def evaluate_task(
             check_task(task)
             opened = open_any(checkpoint)
             layout.check(opened.architecture, world_size=ranks.ranks.world_size)
+            neighbors.check(opened.architecture)
             text_tokenizer = tokenizer_of(opened, tokenizer)
             length = sequence_length_of(opened, sequence_length)
         part = InferenceModel(opened, layout, peers=ranks)
+        with ranks.together():
+            retrieve(part, neighbors, data_root=data_root, tokenizer=text_tokenizer, peers=ranks)
         model = DrivenModel(part, ranks.ranks.world_size)
         with ranks.together(), model.driven() as drives:
             if not drives:

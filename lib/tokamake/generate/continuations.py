@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from cyclopts import Parameter
 
 from tokamake.errors import UserError
-from tokamake.inference.layout import InferenceLayout, Peers, peers
+from tokamake.inference.layout import InferenceLayout, peers
 from tokamake.inference.sampling_settings import BeamSettings, Sampling, prompt_seed
-from tokamake.retrieval.chunk_retriever import NO_NEIGHBORS, ChunkRetriever, NeighborOptions
+from tokamake.retrieval.chunk_retriever import NO_NEIGHBORS, NeighborOptions, retrieve
 
 if TYPE_CHECKING:
     from tokamake.checkpoint.tensors.checkpoint import Checkpoint
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from tokamake.inference.beams import Beam
     from tokamake.inference.driven_model import DrivenModel
     from tokamake.inference.engine import Generation
-    from tokamake.inference.model import InferenceModel
     from tokamake.inference.text_stream import TextStream
 
 
@@ -48,6 +47,8 @@ class Request:
     """Whether prompts are messages of a user, in the chat template of the tokenizer."""
     logprobs: bool = False
     """Whether samples have each token and its log-probability."""
+    data_root: Path = Path()
+    """Folder that the datasets of neighbors are relative to."""
     neighbors: NeighborOptions = NO_NEIGHBORS
 
 
@@ -80,9 +81,14 @@ def continuing(
                 texts = tuple(chat_prompt(text_tokenizer, each) for each in messages)
             encoded = _encode(texts, opened, tokenizer=text_tokenizer, chat=request.chat)
         part = InferenceModel(opened, layout, peers=ranks)
-        if opened.architecture.has_neighbors:
-            with ranks.together():
-                _retrieve(part, request.neighbors, tokenizer=text_tokenizer, peers=ranks)
+        with ranks.together():
+            retrieve(
+                part,
+                request.neighbors,
+                data_root=request.data_root,
+                tokenizer=text_tokenizer,
+                peers=ranks,
+            )
         model = DrivenModel(part, ranks.ranks.world_size)
         with ranks.together(), model.driven() as drives:
             if not drives:
@@ -95,19 +101,6 @@ def continuing(
                 encoded=encoded,
                 end_tokens=end_tokens(opened, text_tokenizer),
             )
-
-
-def _retrieve(
-    model: "InferenceModel", options: NeighborOptions, *, tokenizer: "Tokenizer", peers: "Peers"
-) -> None:
-    """Let a model see neighbors of what it writes, or say that it does not."""
-    if options.chunks is None:
-        peers.ranks.print_once("without neighbors: give --chunks and --embedder to retrieve them")
-        return
-    length = model.architecture.setting("chunk_length")
-    model.retrieve_by(
-        ChunkRetriever(options, tokenizer=tokenizer, chunk_length=length, peers=peers)
-    )
 
 
 class Continuations:

@@ -30,6 +30,7 @@ def generate(
     stream: Annotated[bool, Parameter(negative="")] = False,
     logprobs: Annotated[bool, Parameter(negative="")] = False,
     layout: InferenceLayout = WHOLE_MODEL,
+    data_root: Path = Path(),
     neighbors: NeighborOptions = NO_NEIGHBORS,
     output: Path | None = None,
 ) -> None:
@@ -54,6 +55,7 @@ def generate(
         stream: whether to print text as it comes, one prompt after the other.
         logprobs: whether the output has each token and its log-probability.
         layout: how ranks share the model.
+        data_root: folder that the datasets of neighbors are relative to.
         neighbors: where a model of family retro finds neighbors of each chunk of the text.
         output: JSON file: a list of prompt, text, num_new_tokens and stopped (eod, stop,
             max_new_tokens, or context: the context of the model is full). Beams have
@@ -65,7 +67,7 @@ def generate(
     for name, is_asked in (("stream", stream), ("logprobs", logprobs)):
         if beams.num_beams > 1 and is_asked:
             raise UserError(f"num_beams: {beams.num_beams}: with {name}; leave out one of them")
-    request = Request(prompts, ends, sampling, chat, logprobs, neighbors)
+    request = Request(prompts, ends, sampling, chat, logprobs, data_root, neighbors)
     with continuing(checkpoint, tokenizer, request=request, layout=layout) as model:
         if model is None:
             return

@@ -70,6 +70,7 @@ _PIPELINES = {
     "encoder": "fill-mask",
     "encoder_decoder": "text2text-generation",
     "biencoder": "sentence-similarity",
+    "retro": "text-generation",
 }
 """Task of the Hub by the stacks of a family."""
 
@@ -84,7 +85,7 @@ def _front_matter(
     addresses = " ".join(sources.values())
     datasets = dict.fromkeys(re.findall(r"hf://datasets/([\w.-]+/[\w.-]+)", addresses))
     fields: dict[str, Any] = {
-        "library_name": "tokamake" if stacks == "biencoder" else "transformers",
+        "library_name": "tokamake" if stacks in ("biencoder", "retro") else "transformers",
         "pipeline_tag": _PIPELINES[stacks],
         "tags": ["tokamake"],
     }
@@ -173,8 +174,11 @@ tokamake search --queries asked --embeddings vectors --top-k 20 --output found.j
         return """## Use
 
 ```sh
-tokamake generate --checkpoint PATH --prompt "Text to continue"
+tokamake generate --checkpoint PATH --prompt "Text to continue" \\
+  --chunks neighbors/chunks.json --data-root DATA --embedder EMBEDDER
 ```
+
+Neighbors come from the index of its training; without `--chunks`, the model sees none.
 """
     model, inputs, output = {
         "decoder": (

@@ -1,4 +1,4 @@
-"""Neighbors of the chunks of a text that a model of family retro writes."""
+"""Neighbors of the chunks of a text that a model of family retro reads or writes."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tokamake.config.architecture import Architecture
     from tokamake.data.tokenizers import Tokenizer
     from tokamake.inference.layout import Peers
+    from tokamake.inference.model import InferenceModel
 
     Numbers = npt.NDArray[np.int64]
 
@@ -26,8 +27,6 @@ class NeighborOptions:
 
     chunks: Path | None = None
     """Manifest of `index-chunks`. Without it, a model of family retro sees no neighbors."""
-    data_root: Path = Path()
-    """Folder that the datasets of these chunks are relative to."""
     embedder: Path | None = None
     """Model that embedded these chunks."""
     embedder_tokenizer: Path | None = None
@@ -61,10 +60,44 @@ class NeighborOptions:
 
 
 NO_NEIGHBORS = NeighborOptions()
+EVALUATED_CHUNKS = 64
+"""Chunks of held-out documents that are embedded at once."""
+
+
+def retrieve(
+    model: "InferenceModel",
+    options: NeighborOptions,
+    *,
+    data_root: Path,
+    tokenizer: "Tokenizer",
+    peers: "Peers",
+    batch_size: int = 1,
+) -> None:
+    """Let a model of family retro see neighbors from now on; print if it sees none.
+
+    Args:
+        data_root: folder that the datasets of the chunks are relative to.
+        tokenizer: of the model.
+        batch_size: chunks that are embedded at once.
+    """
+    if not model.architecture.has_neighbors:
+        return
+    if options.chunks is None:
+        peers.ranks.print_once("without neighbors: give --chunks and --embedder to retrieve them")
+        return
+    retriever = ChunkRetriever(
+        options,
+        data_root=data_root,
+        tokenizer=tokenizer,
+        chunk_length=model.architecture.setting("chunk_length"),
+        peers=peers,
+        batch_size=batch_size,
+    )
+    model.retrieve_by(retriever)
 
 
 class ChunkRetriever:
-    """Embeds a chunk, and finds the most similar chunks of the training split.
+    """Embeds chunks, and finds the most similar chunks of the training split.
 
     Each rank searches for itself.
     """
@@ -73,14 +106,16 @@ class ChunkRetriever:
         self,
         options: NeighborOptions,
         *,
+        data_root: Path,
         tokenizer: "Tokenizer",
         chunk_length: int,
         peers: "Peers",
+        batch_size: int = 1,
     ) -> None:
         """Open the index, the chunks and their embedder, and check that they belong together.
 
         Args:
-            tokenizer: of the model that writes.
+            tokenizer: of the model that reads or writes.
             chunk_length: tokens of its chunks.
         """
         from tokamake.inference.layout import Peers
@@ -98,7 +133,7 @@ class ChunkRetriever:
         check_not_negative({"--nprobe": options.nprobe, "--ef-search": options.ef_search})
         parameters = {name: value for name, value in given.items() if value}
         self._searched = SearchedIndex(options.chunks, parameters=parameters, workers=0)
-        self._database = ChunkDatabase(options.chunks, data_root=options.data_root)
+        self._database = ChunkDatabase(options.chunks, data_root=data_root)
         if self._database.chunk_length != chunk_length:
             raise UserError(
                 f"{options.chunks}: chunks of {self._database.chunk_length} tokens, the model has "
@@ -113,7 +148,7 @@ class ChunkRetriever:
             options.embedder,
             "chunk",
             tokenizer=options.embedder_tokenizer,
-            options=EmbeddingOptions(batch_size=1),
+            options=EmbeddingOptions(batch_size=batch_size),
             peers=Peers(ALONE, peers.device),
         )
         made_from = self._searched.facts["embeddings"]["made_from"]
@@ -126,16 +161,20 @@ class ChunkRetriever:
                     f"{options.embedder} and this model have; give the ones of the training"
                 )
 
-    def __call__(self, chunk: "Numbers") -> tuple["Numbers", "Numbers"]:
-        """Neighbors of a chunk (m,): tokens (k, r), and (k,) number of them that are no fill."""
+    def __call__(self, chunks: "Numbers") -> tuple["Numbers", "Numbers"]:
+        """Neighbors of chunks (n, m): (n, k, r) tokens, and (n, k) number that are no fill."""
         import numpy as np
 
         from tokamake.retrieval.chunk_texts import embedded_texts
 
-        number, length = self._options.num_neighbors, self._database.chunk_length
-        found = np.full(number, -1)
-        tokens = chunk[chunk != self._tokenizer.eod]
-        texts = embedded_texts([(0, tokens)], tokenizer=self._tokenizer, embedder=self._embedder)
-        if len(vectors := self._embedder.vectors_of(texts)):
-            found = self._searched.find(vectors, k=number)[0][0]
-        return self._database.read(found, width=self._options.retrieved_chunks * length)
+        number, width = self._options.num_neighbors, self._options.retrieved_chunks
+        found = np.full((len(chunks), number), -1)
+        numbered = ((row, chunk[chunk != self._tokenizer.eod]) for row, chunk in enumerate(chunks))
+        texts = [*embedded_texts(numbered, tokenizer=self._tokenizer, embedder=self._embedder)]
+        if texts:
+            vectors = self._embedder.vectors_of(texts)
+            found[[text.id for text in texts]] = self._searched.find(vectors, k=number)[0]
+        tokens, counts = self._database.read(
+            found.ravel(), width=width * self._database.chunk_length
+        )
+        return tokens.reshape(*found.shape, -1), counts.reshape(found.shape)

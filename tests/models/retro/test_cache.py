@@ -17,22 +17,24 @@ LENGTH = 22
 """Five chunks, and two tokens."""
 
 
-def retriever(chunk: Numbers) -> tuple[Numbers, Numbers]:
-    """Random neighbors that depend on the chunk; some are short or missing."""
-    assert chunk.shape == (CHUNK_LENGTH,)
-    generator = np.random.default_rng(chunk)
-    tokens = generator.integers(100, size=(NUM_NEIGHBORS, 2 * CHUNK_LENGTH))
-    return tokens, generator.integers(0, 2 * CHUNK_LENGTH + 1, NUM_NEIGHBORS)
+def retriever(chunks: Numbers) -> tuple[Numbers, Numbers]:
+    """Random neighbors that depend on their chunk; some are short or missing."""
+    assert chunks.shape[1:] == (CHUNK_LENGTH,)
+    generators = [np.random.default_rng(chunk) for chunk in chunks]
+    shape = (NUM_NEIGHBORS, 2 * CHUNK_LENGTH)
+    tokens = np.stack([generator.integers(100, size=shape) for generator in generators])
+    longest = 2 * CHUNK_LENGTH + 1
+    counts = [generator.integers(0, longest, NUM_NEIGHBORS) for generator in generators]
+    return tokens, np.stack(counts)
 
 
 def expected_logits(model: Any, tokens: Tensor) -> Tensor:
     """Logits of a single pass without a cache."""
     filled = torch.nn.functional.pad(tokens, (0, -tokens.shape[1] % CHUNK_LENGTH))
-    chunks = filled.numpy().reshape(len(filled), -1, CHUNK_LENGTH)
-    found = [[retriever(chunk) for chunk in row] for row in chunks]
+    found = retriever(filled.numpy().reshape(-1, CHUNK_LENGTH))
     neighbors = {
-        name: torch.from_numpy(np.stack([np.stack([pair[place] for pair in row]) for row in found]))
-        for place, name in enumerate(("neighbor_tokens", "num_neighbor_tokens"))
+        name: torch.from_numpy(array).unflatten(0, (len(filled), -1))
+        for name, array in zip(("neighbor_tokens", "num_neighbor_tokens"), found, strict=True)
     }
     return logits(model, filled, neighbors)[:, : tokens.shape[1]]
 
@@ -45,6 +47,7 @@ def test_decoding_equals_a_single_pass(architecture: Any, steps: list[int]) -> N
     assert (expected - logits(model, tokens, {})).abs().max() > 0.1
     model.retriever = retriever
     torch.testing.assert_close(decoded(model, tokens, steps), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(logits(model, tokens, {}), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_rows_of_different_lengths_move_and_continue() -> None:

@@ -22,16 +22,24 @@ Numbers = npt.NDArray[np.int64]
 class Retriever(Protocol):
     """Finds neighbors."""
 
-    def __call__(self, chunk: Numbers) -> tuple[Numbers, Numbers]:
-        """Neighbors of a chunk.
+    def __call__(self, chunks: Numbers) -> tuple[Numbers, Numbers]:
+        """Neighbors of chunks.
 
         Args:
-            chunk: (m,) tokens.
+            chunks: (n, m) tokens; n is 1 or more.
 
         Returns:
-            (k, r) tokens, and (k,) number of them that are no fill, 0 for a missing neighbor; k and
-            r are the same for all chunks.
+            (n, k, r) tokens, and (n, k) number of them that are no fill, 0 for a missing neighbor;
+            k and r are always the same.
         """
+
+
+def retrieved(
+    chunks: Numbers, retriever: Retriever, *, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Neighbors of chunks (n, m) as tensors: (n, k, r) tokens, and (n, k) how many are no fill."""
+    tokens, counts = (torch.from_numpy(found).to(device) for found in retriever(chunks))
+    return tokens, counts
 
 
 class _Attending(NamedTuple):
@@ -196,15 +204,14 @@ class RetroCache(KeyValueCache):
 
     def retrieved(self, chunks: list[Numbers], *, device: torch.device) -> tuple[Tensor, Tensor]:
         """Neighbors of chunks: tokens (N, k, r), and how many of them (N, k) are no fill."""
-        found = [self._retriever(chunk) for chunk in chunks]
-        if not found:
+        if not chunks:
             return (
                 torch.zeros(0, *self._shape, dtype=torch.int64, device=device),
                 torch.zeros(0, self._shape[0], dtype=torch.int64, device=device),
             )
-        tokens, counts = (np.stack(each) for each in zip(*found, strict=True))
+        tokens, counts = retrieved(np.stack(chunks), self._retriever, device=device)
         self._shape = tokens.shape[1], tokens.shape[2]
-        return torch.from_numpy(tokens).to(device), torch.from_numpy(counts).to(device)
+        return tokens, counts
 
     def states_of(self, *, like: Tensor) -> Tensor:
         """(R, m, D) states of the chunks that are not complete."""

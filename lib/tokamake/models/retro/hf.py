@@ -1,16 +1,33 @@
 """How a `retro` is stored: tensors of its decoder, of cross-attention, and of its encoder.
 
-transformers has no such model.
+transformers has no such model type. Folders of Hugging Face's format have our tensors and fields.
 """
 
 import re
 
 from tokamake import plugins
-from tokamake.config.architecture import Architecture
+from tokamake.config.architecture import RETRIEVAL_SETTINGS, Architecture
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_format import HFFormat
+from tokamake.models.common.hf_format import HFFormat, same_keys
 
-HUGGING_FACE: tuple[HFFormat, ...] = ()
+_OWN = (
+    *("decoder", *RETRIEVAL_SETTINGS, "final_norm"),
+    *("encoder_hidden_dropout", "encoder_attention_dropout"),
+)
+_OTHERWISE = {"family", "position_embedding", "rope_theta", "rope_scaling"}
+"""Fields that the model type, or keys of rotary positions, state."""
+
+HUGGING_FACE = tuple(
+    HFFormat(
+        model_type=f"retro-{position}",
+        class_name="RetroForCausalLM",
+        keys=same_keys(
+            *(name for name in Architecture.model_fields if name not in _OTHERWISE), *_OWN
+        ),
+        implied={"position_embedding": position},
+    )
+    for position in ("rotary", "learned", "alibi")
+)
 
 _LAYER = re.compile(r"model\.layers\.(\d+)\.(.*)")
 _ATTENTION = re.compile("^(input(?=_layernorm)|self_attn)")

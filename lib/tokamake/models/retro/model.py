@@ -23,7 +23,7 @@ from tokamake.models.common.decoder import Decoder
 from tokamake.models.common.encoder_decoder import CrossAttention, DecoderLayer
 from tokamake.models.common.key_value_cache import KeyValueCache, LayerCache
 from tokamake.models.common.layers import Attention, TransformerLayer
-from tokamake.models.retro.cache import CachedChunks, Retriever, RetroCache
+from tokamake.models.retro.cache import CachedChunks, Retriever, RetroCache, retrieved
 from tokamake.models.retro.chunks import ChunkGrid, EncodedNeighbors, Neighbors, counted
 from tokamake.parallel.attention import AttentionMask, attention
 from tokamake.parallel.document_mask import UNMASKED
@@ -180,7 +180,7 @@ class Model(Decoder):
     """A Retro: a model of the decoder's family whose class this one precedes.
 
     Attributes:
-        retriever: finds neighbors while text is generated; None: chunks have none.
+        retriever: finds neighbors of texts that come without any; None: chunks have none.
     """
 
     retriever: Retriever | None = None
@@ -263,6 +263,8 @@ class Model(Decoder):
         """
         if isinstance(cache, RetroCache):
             cache.retrieve(x)
+        elif self.retriever is not None and cache is None and not neighbors:
+            return self._predict_with(self.retriever, x)
         return super().forward(
             x,
             cache,
@@ -271,6 +273,20 @@ class Model(Decoder):
             sample_numbers=sample_numbers,
             **neighbors,
         )
+
+    def _predict_with(self, retriever: Retriever, tokens_BL: Tensor) -> Tensor:
+        """Logits of texts whose chunks have the neighbors that a retriever finds."""
+        num_rows, length = tokens_BL.shape
+        # Whole chunks; no token sees the fill, nor neighbors of the chunk that it completes.
+        filled_BL = F.pad(tokens_BL, (0, -length % self.architecture.setting("chunk_length")))
+        chunks_Nm = filled_BL.reshape(-1, self.architecture.setting("chunk_length"))
+        tokens, counts = retrieved(chunks_Nm.cpu().numpy(), retriever, device=tokens_BL.device)
+        logits_BLV: Tensor = super().forward(
+            filled_BL,
+            neighbor_tokens=tokens.unflatten(0, (num_rows, -1)),
+            num_neighbor_tokens=counts.unflatten(0, (num_rows, -1)),
+        )
+        return logits_BLV[:, :length]
 
     def through_layers(
         self,

@@ -87,7 +87,8 @@ def _trace(samples: "SplitSamples | FimSamples", sample: int) -> "TracedSample":
 
     if isinstance(samples, FimSamples):
         return samples.trace(sample)
-    tokens = samples[sample]
+    row = samples[sample]
+    tokens = row["tokens"] if row.dtype.names else row  # objective retro also has neighbors
     return TracedSample(tokens, np.arange(len(tokens)), {}, 0)
 
 

@@ -13,7 +13,7 @@ from tokamake.train.objectives.causal.data import Data as CausalData
 class Data(CausalData):
     """Samples of the objective causal, and the neighbors of each of their chunks."""
 
-    name, stacks, generates = "retro", "retro", False
+    name, stacks = "retro", "retro"
 
     def check_settings(self, train: TrainFields) -> None:
         """Also refuse samples that are no whole chunks, and too few neighbors to choose from."""
