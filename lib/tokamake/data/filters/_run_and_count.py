@@ -12,7 +12,7 @@ from tokamake.data.filters import Document, DocumentFilter, Drop
 from tokamake.data.filters._samples import NUM_SAMPLES, Sampled, VerdictSamples, candidates
 from tokamake.data.filters._time_limit import TimeLimit, TimeLimitExceeded
 from tokamake.data.readers import Input, RecordBlock, select_texts, value_of
-from tokamake.errors import SignalExit, UserError
+from tokamake.errors import SignalExit, UserError, naming
 
 TIME_LIMIT = "time limit"
 """Kind of the failures of a filter that was interrupted, in its counts."""
@@ -34,11 +34,14 @@ def load_filters(entries: Iterable[Mapping[str, Any]]) -> list[LoadedFilter]:
     """Load filters of the config; `setup` is called later, by the process that runs them."""
     entries = [*entries]
     check_filter_packages(entries)
-    return [
-        LoadedFilter(name, options, source_digest(name, options), filter_class(name)(**options))
-        for entry in entries
-        for name, options in entry.items()
-    ]
+    return [_load(*each) for entry in entries for each in entry.items()]
+
+
+def _load(name: str, options: Mapping[str, Any]) -> LoadedFilter:
+    with naming(f"filter {name}"):
+        return LoadedFilter(
+            name, options, source_digest(name, options), filter_class(name)(**options)
+        )
 
 
 def set_up(filters: Iterable[LoadedFilter]) -> None:
