@@ -65,6 +65,7 @@ BUILT = {
         "tokamake/results/order/export/config.json",
         "tokamake/scores/dev.jsonl",
     ),
+    "estimate": ("tokamake/estimate.json",),
     "existing-datasets": (
         "tokamake/results/tokens/train.json",
         "tokamake/results/listed/index/index.json",

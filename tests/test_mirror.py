@@ -13,6 +13,11 @@ TESTED_THROUGH = {
     "retrieval/test_search_bm25.py": ["retrieval/word_index"],
     "retrieval/test_index_blocks.py": ["retrieval/faiss_index"],
     "retrieval/test_search.py": ["retrieval/searched"],
+    # Data, runs and text of an estimate, against a workflow that is built.
+    "estimate/test_layouts.py": ["runtime/accelerators"],
+    "workflow/test_estimate.py": [
+        *("estimate/data", "estimate/run", "estimate/text", "estimate/workflow"),
+    ],
     # Parts of checkpoint formats: conversions read back what they write, in all layouts.
     "checkpoint/test_convert_grid.py": [
         "checkpoint/deepspeed/mds_pipeline/format",

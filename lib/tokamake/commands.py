@@ -200,6 +200,7 @@ STAGES = {
 TOOLS = {
     "Workflow": {
         "run": Command("run", "my.yaml train report --profile aurora train.train_steps=50"),
+        "estimate": Command("workflow", "my.yaml --profile perlmutter train.train_steps=50"),
         "status": Command("status", "--json"),
     },
     "Data": {

@@ -7,6 +7,7 @@ validation of a config does not import torch.
 
 import ast
 import functools
+import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -32,6 +33,10 @@ def check(kind: str, name: str) -> str:
 
 
 def load(kind: str, name: str) -> ModuleType:
+    """Import a plug-in; one that is imported needs no look at the disk."""
+    module = kind.replace("*", name) if "*" in kind else f"{kind}/{name}"
+    if loaded := sys.modules.get(f"tokamake/{module}".replace("/", ".")):
+        return loaded
     path = _paths(kind)[check(kind, name)].relative_to(_ROOT).with_suffix("")
     return import_module(".".join(("tokamake", *path.parts)))
 

@@ -12,12 +12,11 @@ from tests.support.random_sharding import Plan, plans
 from tests.support.runs import ARCHITECTURE
 from tokamake.config.architecture import Architecture
 from tokamake.config.batching import BatchSizes
-from tokamake.config.parallel import ParallelSettings
+from tokamake.config.parallel import ParallelSettings, rank_of_stage
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 from tokamake.parallel import mesh
 from tokamake.parallel.axis import part
-from tokamake.parallel.pipeline import rank_of_stage, stages_of_rank
 
 
 def check(plan: Plan) -> ParallelSettings:
@@ -46,9 +45,7 @@ def test_valid_layouts_pass(plan: Plan) -> None:
         assert sizes[-1] == min(sizes)
         assert sizes[0] == min(sizes) or layers % len(sizes) == len(sizes) - 1
     schedule, ranks = settings.pipeline_schedule, settings.pipeline_parallel_size
-    of_ranks = [
-        stages_of_rank(schedule, rank, ranks=ranks, num_stages=len(stages)) for rank in range(ranks)
-    ]
+    of_ranks = [settings.stages_of_rank(rank) for rank in range(ranks)]
     assert sorted(number for numbers in of_ranks for number in numbers) == [*range(len(stages))]
     for rank, numbers in enumerate(of_ranks):
         assert len(numbers) == settings.virtual_pipeline_size

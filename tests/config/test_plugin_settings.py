@@ -109,7 +109,7 @@ def test_a_new_optimizer_resumes_from_its_states_and_its_memory_is_estimated(
     for name, tensor in weights(config).items():
         assert torch.equal(tensor, expected[name]), name
     device = torch.device("cpu")
-    needed = estimate(with_precision(read_run(config), device), 1, device)
+    needed = estimate(with_precision(read_run(config), device), 1, device.type)
     assert needed.optimizer == 2 * sum(tensor.numel() for tensor in expected.values())
 
 

@@ -211,7 +211,7 @@ def test_optimizers_of_matrices_train_stacks(
 
 
 def test_the_estimate_of_memory_counts_all_experts(shape: Architecture, tmp_path: Path) -> None:
-    needed = estimate(with_precision(read_run(start_run(tmp_path, shape)), CPU), 1, CPU)
+    needed = estimate(with_precision(read_run(start_run(tmp_path, shape)), CPU), 1, "cpu")
     number = sum(torch.Size(size).numel() for size in model_tensors.shapes(shape).values())
     assert (needed.weights, needed.optimizer) == (4 * number, 8 * number)
 

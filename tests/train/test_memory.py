@@ -120,7 +120,7 @@ def test_estimates_are_close_to_allocated_memory(run: Run, tmp_path: Path) -> No
         again: larger(run, tmp_path / "larger", recompute_granularity=again)
         for again in ("none", "full")
     }
-    estimated = {again: estimate(run, 1, CPU) for again, run in runs.items()}
+    estimated = {again: estimate(run, 1, "cpu") for again, run in runs.items()}
     measured = {again: spawn(peak, 1, run, tmp_path)[0] for again, run in runs.items()}
     for again in runs:
         assert measured[again] == pytest.approx(estimated[again].total, rel=0.1)
@@ -130,9 +130,9 @@ def test_estimates_are_close_to_allocated_memory(run: Run, tmp_path: Path) -> No
 
 def test_each_kind_of_parallelism_reduces_memory(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "larger"
-    alone = estimate(larger(run, folder, CUDA, micro_batch_size=4), 1, CUDA)
+    alone = estimate(larger(run, folder, CUDA, micro_batch_size=4), 1, "cuda")
     stages = {
-        stage: estimate(larger(run, folder, CUDA, zero_stage=stage, micro_batch_size=2), 2, CUDA)
+        stage: estimate(larger(run, folder, CUDA, zero_stage=stage, micro_batch_size=2), 2, "cuda")
         for stage in range(4)
     }
     assert stages[0].optimizer == alone.optimizer == 2 * stages[1].optimizer
@@ -141,7 +141,7 @@ def test_each_kind_of_parallelism_reduces_memory(run: Run, tmp_path: Path) -> No
 
     def shared(world_size: int, **sizes: Any) -> Any:
         return estimate(
-            larger(run, folder, CUDA, micro_batch_size=4, **parallel(**sizes)), world_size, CUDA
+            larger(run, folder, CUDA, micro_batch_size=4, **parallel(**sizes)), world_size, "cuda"
         )
 
     tensor, sequence = shared(2, tp=2), shared(2, tp=2, sp=True)
@@ -159,7 +159,7 @@ def test_a_rank_of_gpt3_175b_holds_its_part_alone(run: Run) -> None:
     names = ("sequence_length", "micro_batch_size", "global_batch_size", "zero_stage", "parallel")
     changes = {name: settings[name] for name in (*names, "recompute_granularity", "precision")}
     large = run.model_copy(update={"architecture": Architecture(**shape), "checkpoint": None})
-    parts = estimate(laid_out(large, changes), 1024, CUDA)
+    parts = estimate(laid_out(large, changes), 1024, "cuda")
     own = 175e9 / (8 * 16)  # parameters
     assert parts.weights == pytest.approx(2 * own + 4 * own / 8, rel=0.15)
     assert parts.optimizer == pytest.approx(8 * own / 8, rel=0.15)
@@ -181,7 +181,9 @@ def held_bytes(run: Run, world_size: int, rank: int) -> int:
 
 def test_optimizer_memory_follows_its_states(run: Run, tmp_path: Path) -> None:
     states = {
-        name: estimate(larger(run, tmp_path / "larger", optimizer={"name": name}), 1, CPU).optimizer
+        name: estimate(
+            larger(run, tmp_path / "larger", optimizer={"name": name}), 1, "cpu"
+        ).optimizer
         for name in ("sgd", "lion", "adamw", "adamw_8bit")
     }
     assert states["adamw"] == 2 * states["lion"] == 2 * states["sgd"]

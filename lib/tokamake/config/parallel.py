@@ -17,6 +17,13 @@ SPLIT_BACKWARD = ("interleaved_zero_bubble", "zbv")
 """Schedules that compute gradients of weights later than gradients of activations."""
 
 
+def rank_of_stage(schedule: str, stage: int, *, ranks: int) -> int:
+    """Pipeline rank of a stage: round robin; for zbv, from the first rank to the last and back."""
+    if schedule == "zbv" and stage >= ranks:
+        return 2 * ranks - 1 - stage
+    return stage % ranks
+
+
 class ParallelSettings(Settings):
     """Parallel layout of a run. All ranks that the sizes here do not use are data-parallel."""
 
@@ -47,6 +54,12 @@ class ParallelSettings(Settings):
     @property
     def num_stages(self) -> int:
         return self.pipeline_parallel_size * self.virtual_pipeline_size
+
+    def stages_of_rank(self, rank: int) -> list[int]:
+        """Stages of a pipeline rank."""
+        schedule, ranks = self.pipeline_schedule, self.pipeline_parallel_size
+        stages = range(self.num_stages)
+        return [each for each in stages if rank_of_stage(schedule, each, ranks=ranks) == rank]
 
     @model_validator(mode="after")
     def _fit_together(self) -> "ParallelSettings":

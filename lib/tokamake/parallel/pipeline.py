@@ -20,6 +20,7 @@ from torch.distributed.pipelining.schedules import (
     ScheduleZBVZeroBubble,
 )
 
+from tokamake.config.parallel import rank_of_stage
 from tokamake.parallel.axis import Axis
 
 _SCHEDULES: dict[str, Any] = {
@@ -29,18 +30,6 @@ _SCHEDULES: dict[str, Any] = {
     "interleaved_zero_bubble": ScheduleInterleavedZeroBubble,
     "zbv": ScheduleZBVZeroBubble,
 }
-
-
-def rank_of_stage(schedule: str, stage: int, *, ranks: int) -> int:
-    """Pipeline rank of a stage: round robin; for zbv, from the first rank to the last and back."""
-    if schedule == "zbv" and stage >= ranks:
-        return 2 * ranks - 1 - stage
-    return stage % ranks
-
-
-def stages_of_rank(schedule: str, rank: int, *, ranks: int, num_stages: int) -> list[int]:
-    stages = range(num_stages)
-    return [stage for stage in stages if rank_of_stage(schedule, stage, ranks=ranks) == rank]
 
 
 class Pipeline:

@@ -55,6 +55,8 @@ _SILENT = (
     "Will exit after finishing currently running jobs",
 )
 """Beginnings of messages of Snakemake that say nothing beyond the lines of the stages."""
+_ESTIMATE = "estimate: "
+"""Beginning of lines that a dry run prints at its end, below the table."""
 _REMEDIES = {
     "MemoryError": "give the rule more mem_mb in a profile, or use fewer workers",
     "out of memory": "give it more memory, smaller micro batches, or recompute activations",
@@ -86,6 +88,7 @@ class Display:
         self._is_dry_run = is_dry_run
         self._planned: dict[str, list[StartedJob]] = {}
         """Jobs of a dry run by stage."""
+        self._estimate: list[str] = []
         self._trainings: dict[str, TrainingProgress | None] = {}
         self._polled = 0.0
         self._printed: dict[str, tuple[int, float | None]] = {}
@@ -139,6 +142,9 @@ class Display:
         # line says what is saved.
         if self.is_stopping and text.startswith("tokamake: run "):
             return
+        if self._is_dry_run and text.startswith(_ESTIMATE):
+            self._estimate.append(text)
+            return
         if not text.startswith(("step ", "saved ", "Using profile")) and not _is_silent(text):
             self.line(text)
 
@@ -150,6 +156,8 @@ class Display:
             self._live = None
         if self._is_dry_run:
             self._print_planned()
+            for text in self._estimate:
+                self.line(text)
 
     # ---- Jobs ----
 

@@ -1,13 +1,14 @@
 """Estimate of the memory that a run needs on each rank, before it starts.
 
-Parameters are counted on models of torch's `meta` device, which allocate nothing. All other sizes
-follow from the settings. Sizes in bytes.
+`train` counts parameters on models of torch's `meta` device, which allocate nothing; the dry run
+passes counts from the shapes of tensors, because it does not import torch. All other sizes follow
+from the settings. Sizes in bytes.
 """
 
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
-
-import torch
 
 from tokamake import plugins
 from tokamake.config.architecture import Architecture
@@ -16,10 +17,6 @@ from tokamake.config.parallel import SPLIT_BACKWARD
 from tokamake.config.resolved_run import Run, sample_lengths
 from tokamake.config.training import TrainSettings
 from tokamake.models.common.costs import SavedActivations
-from tokamake.parallel.mesh import planned
-from tokamake.parallel.pipeline import stages_of_rank
-from tokamake.parallel.tensor import placements
-from tokamake.train.numerics import precision_of
 
 _FP32_BYTES = 4
 _DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -48,6 +45,19 @@ class Estimate(NamedTuple):
         return self.weights + self.optimizer + peak
 
 
+class StageSize(NamedTuple):
+    """Parameters of a pipeline stage on its first tensor-parallel rank."""
+
+    layers: Sequence[int]
+    """Parameters of each layer."""
+    total: int
+    """Parameters of the stage, those outside layers too."""
+    is_last: bool
+    """Whether it has the output layer."""
+    own: Callable[[int], float]
+    """Number of ranks that shard parameters → parameters whose fp32 weights a rank keeps."""
+
+
 class _Setup(NamedTuple):
     """Values that several formulas need."""
 
@@ -60,8 +70,16 @@ class _Setup(NamedTuple):
     device_type: str
 
 
-def estimate(run: Run, world_size: int, device: torch.device) -> Estimate:
+def estimate(
+    run: Run,
+    world_size: int,
+    device_type: str,
+    *,
+    stages: Callable[[Run, int], list[StageSize]] | None = None,
+) -> Estimate:
     """Memory of the pipeline rank that needs most; other ranks do not differ.
+
+    `stages` returns the stages of a pipeline rank; None: they are built on the meta device.
 
     With P parameters of a rank after tensor and pipeline parallelism, S ranks that shard them,
     b bytes an element in the passes (4 or 2), D optimizer states:
@@ -84,21 +102,26 @@ def estimate(run: Run, world_size: int, device: torch.device) -> Estimate:
     After Korthikanti et al. 2022, arXiv 2205.05198, with SDPA in place of stored scores.
     """
     train = run.train
+    assert train.precision is not None, "with_precision comes first"
     data_parallel_size = train.parallel.data_parallel_size(world_size)
     num_batches = train.batch_sizes.num_micro_batches(train.micro_batch_size, data_parallel_size)
     setup = _Setup(
         train,
         data_parallel_size,
         num_batches=max(1, num_batches),
-        dtype_bytes=_DTYPE_BYTES[precision_of(run)],
-        device_type=device.type,
+        dtype_bytes=_DTYPE_BYTES[train.precision],
+        device_type=device_type,
     )
     pipeline_ranks = range(train.parallel.pipeline_parallel_size)
-    estimates = [_of_pipeline_rank(run, setup, rank=rank) for rank in pipeline_ranks]
+    stages = stages or _built_stages
+    estimates = [
+        _of_pipeline_rank(run, setup, rank=rank, stages=stages(run, rank))
+        for rank in pipeline_ranks
+    ]
     return max(estimates, key=lambda estimate: estimate.total)
 
 
-def _of_pipeline_rank(run: Run, setup: _Setup, *, rank: int) -> Estimate:
+def _of_pipeline_rank(run: Run, setup: _Setup, *, rank: int, stages: list[StageSize]) -> Estimate:
     train, parallel = run.train, run.train.parallel
     pipelined = parallel.pipeline_parallel_size > 1
     num_sharers = setup.data_parallel_size * parallel.context_parallel_size
@@ -106,48 +129,59 @@ def _of_pipeline_rank(run: Run, setup: _Setup, *, rank: int) -> Estimate:
     # Without peers or a pipeline, the stage itself keeps rounded copies and sums of gradients.
     uses_fsdp = has_copies and (num_sharers > 1 or pipelined)
     shards = num_sharers // parallel.data_parallel_replicate_size if train.zero_stage else 1
-    modules = _modules(run, rank)
-    layers = [_num_parameters(layer) for module in modules for layer in module.blocks]
-    total = sum(map(_num_parameters, modules))
+    layers = [number for stage in stages for number in stage.layers]
+    total = sum(stage.total for stage in stages)
     # In a pipeline, FSDP2 gathers the whole stage, and shards gradients at the end of a step.
     by_layers = train.zero_stage == 3 and uses_fsdp and not pipelined
     gathered = max(layers) + total - sum(layers) if by_layers else total
     accumulates = setup.num_batches > 1
     whole_gradients = accumulates and uses_fsdp and (train.zero_stage < 2 or pipelined)
-    own = sum(_own_elements(module, shards) for module in modules)
+    own = sum(stage.own(shards) for stage in stages)
     optimizer = train.optimizer.facts
     num_states = [*optimizer.state.values()].count("like_parameter")
     return Estimate(
         weights=_FP32_BYTES * own + setup.dtype_bytes * gathered * has_copies,
         gradients=_FP32_BYTES * total * whole_gradients + _FP32_BYTES * own,
         optimizer=optimizer.state_bytes * num_states * own,
-        activations=_activations(run, setup, modules=modules, rank=rank),
+        activations=_activations(run, setup, stages=stages, rank=rank),
         together=accumulates,
     )
 
 
-def _modules(run: Run, rank: int) -> list[Any]:
-    """Stages of a pipeline rank, as its first tensor-parallel rank has them, without storage."""
+def _built_stages(run: Run, rank: int) -> list[StageSize]:
+    """Stages of a pipeline rank, from modules without storage."""
+    import torch
+
+    from tokamake.parallel.mesh import planned
+
     parallel, architecture = run.train.parallel, run.architecture
     mesh = planned(parallel)
     layers_of_stages = parallel.layers_of_stages(architecture.num_hidden_layers)
-    stages = stages_of_rank(
-        parallel.pipeline_schedule,
-        rank,
-        ranks=parallel.pipeline_parallel_size,
-        num_stages=parallel.num_stages,
-    )
     family = plugins.load("models/*/model", architecture.family)
     with torch.device("meta"):
-        return [family.Model(architecture, mesh, stage=layers_of_stages[stage]) for stage in stages]
+        modules = [
+            family.Model(architecture, mesh, stage=layers_of_stages[stage])
+            for stage in parallel.stages_of_rank(rank)
+        ]
+    return [
+        StageSize(
+            [*map(_num_parameters, module.blocks)],
+            _num_parameters(module),
+            module.is_last,
+            partial(_own_elements, module),
+        )
+        for module in modules
+    ]
 
 
-def _num_parameters(module: torch.nn.Module) -> int:
+def _num_parameters(module: Any) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
 def _own_elements(module: Any, shards: int) -> float:
     """Parameter elements whose master weights and optimizer states a rank keeps."""
+    from tokamake.parallel.tensor import placements
+
     own = 0.0
     for name, placement in placements(module).items():
         # Further axes are taken from the ranks that shard the parameters.
@@ -156,12 +190,12 @@ def _own_elements(module: Any, shards: int) -> float:
     return own
 
 
-def _activations(run: Run, setup: _Setup, *, modules: list[Any], rank: int) -> float:
+def _activations(run: Run, setup: _Setup, *, stages: list[StageSize], rank: int) -> float:
     parallel = run.train.parallel
-    passes = _num_passes(setup, rank) / len(modules)
-    stacks = [stack for module in modules for stack in _stacks(run, setup, module=module)]
+    passes = _num_passes(setup, rank) / len(stages)
+    stacks = [each for stage in stages for each in _stacks(run, setup, stage=stage)]
     layers = sum(stack.length * _layer_bytes(run, setup, stack=stack) for stack in stacks)
-    has_logits = any(module.is_last for module in modules)
+    has_logits = any(stage.is_last for stage in stages)
     logits = _num_logits(run, stacks[-1]) * _logit_bytes(run, setup) if has_logits else 0.0
     samples = run.train.micro_batch_size / parallel.context_parallel_size
     return samples * (passes * layers + logits) + _attention_bias_bytes(run, setup)
@@ -187,14 +221,14 @@ def _num_logits(run: Run, last_stack: _SameLayers) -> float:
     return last_stack.length * share
 
 
-def _stacks(run: Run, setup: _Setup, *, module: Any) -> list[_SameLayers]:
+def _stacks(run: Run, setup: _Setup, *, stage: StageSize) -> list[_SameLayers]:
     """Layers of a pipeline stage: first of the encoder, then of the decoder; or of each tower."""
     architecture, lengths = run.architecture, sample_lengths(run)
     family = plugins.load("models/*/memory", architecture.family)
     sizes = {"size": setup.dtype_bytes, "fused_norm": setup.device_type != "cpu"}
     kept = family.saved_activations(architecture, **sizes)
     if len(lengths) == 1:
-        return [_SameLayers(lengths[0], lengths[0], len(module.blocks), kept)]
+        return [_SameLayers(lengths[0], lengths[0], len(stage.layers), kept)]
     if architecture.has_towers:  # a shared one saves its activations for both texts
         number = architecture.num_hidden_layers
         return [_SameLayers(length, length, number, kept) for length in lengths]

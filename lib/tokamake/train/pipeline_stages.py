@@ -20,7 +20,7 @@ from tokamake.models.common.recompute import Recompute
 from tokamake.parallel import sharding
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.mesh import Mesh
-from tokamake.parallel.pipeline import Pipeline, stages_of_rank
+from tokamake.parallel.pipeline import Pipeline
 from tokamake.parallel.sharding import ParameterChunk
 from tokamake.parallel.tensor import placements
 from tokamake.train.batch import MicroBatch, concatenated
@@ -75,12 +75,7 @@ class PipelineStages:
         # ---- Modules, without weights ----
         parallel = run.train.parallel
         layers = parallel.layers_of_stages(run.architecture.num_hidden_layers)
-        stages = stages_of_rank(
-            parallel.pipeline_schedule,
-            mesh.pipeline.rank,
-            ranks=mesh.pipeline.size,
-            num_stages=parallel.num_stages,
-        )
+        stages = parallel.stages_of_rank(mesh.pipeline.rank)
         with torch.device("meta"):
             self.modules = {
                 n: family.Model(run.architecture, mesh, stage=layers[n]) for n in stages

@@ -122,7 +122,7 @@ def _format(value: Any) -> str:
 
 
 def _memory(run: Run, ranks: Ranks, *, device: torch.device) -> Iterator[tuple[str, str]]:
-    needed, available = estimate(run, ranks.world_size, device), device_memory(device, ranks)
+    needed, available = estimate(run, ranks.world_size, device.type), device_memory(device, ranks)
     sizes = zip(needed._fields[:4], needed[:4], strict=True)
     kinds = ", ".join(f"{name} {in_bytes(round(size))}" for name, size in sizes)
     total = in_bytes(round(needed.total))

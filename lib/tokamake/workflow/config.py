@@ -23,7 +23,7 @@ from tokamake.errors import UserError
 from tokamake.preflight.data import check_earlier_keys, check_splits, held_out_splits
 from tokamake.preflight.detoxify import check_detoxify
 from tokamake.preflight.finetune import check_finetuned
-from tokamake.preflight.initial_models import check_initial_models
+from tokamake.preflight.initial_models import InitialModel, check_initial_models
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.preflight.tokenizer import check_planned_tokenizer
 from tokamake.runtime.console import counted
@@ -136,8 +136,14 @@ def _check_sample_keys(config: WorkflowConfig) -> None:
             )
 
 
-def check_workflow_config(config: WorkflowConfig, *, is_main_process: bool) -> None:
-    """Check the data, models and files that a config names; the main process opens checkpoints."""
+def check_workflow_config(
+    config: WorkflowConfig, *, is_main_process: bool
+) -> dict[str, InitialModel]:
+    """Check the data, models and files that a config names; the main process opens checkpoints.
+
+    Returns:
+        Initial model of each run that pretrains, as far as it is opened.
+    """
     pretrained = {name: config.named_runs[name] for name in config.runs}
     if is_main_process:
         check_earlier_keys(config)
@@ -162,6 +168,7 @@ def check_workflow_config(config: WorkflowConfig, *, is_main_process: bool) -> N
         check_planned_tokenizer(config, models)
         check_detoxify(config)
         _report(config)
+    return models
 
 
 def _read_tables(runs: Mapping[str, NamedRun]) -> dict[str, list[Corpus]]:

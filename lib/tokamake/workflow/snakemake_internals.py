@@ -63,6 +63,11 @@ class Snakemake:
         return self._workflow.executor_plugin is not None and not self._workflow.dryrun
 
     @property
+    def is_dry_run(self) -> bool:
+        """Whether jobs are listed but not run; False for a list of files, or a picture."""
+        return self._workflow.executor_plugin is not None and bool(self._workflow.dryrun)
+
+    @property
     def uses_conda(self) -> bool:
         """Whether jobs run in the conda environments of their rules."""
         return DeploymentMethod.CONDA in self._workflow.deployment_settings.deployment_method
@@ -168,9 +173,14 @@ class Snakemake:
         self._workflow.dag.forcefiles.add(path)
 
     def planned_rules(self) -> set[str]:
-        """Names of the rules that have jobs to run, as this workflow names them."""
-        jobs = self._workflow.dag.needrun_jobs()
-        return {self.original_name(rule.name) for rule in {job.rule for job in jobs}}
+        """Names of the rules that have jobs to run, as this workflow names them.
+
+        A dry run has marked them as finished at its end. Without a DAG, there are none.
+        """
+        if (dag := self._workflow.dag) is None:
+            return set()
+        rules = {job.rule for job in dag.jobs if dag.needrun(job)}
+        return {self.original_name(rule.name) for rule in rules}
 
     def jobs(self) -> list[DagJob]:
         """Jobs of the DAG that have a log, finished ones too, in the order of the data flow."""

@@ -4,7 +4,7 @@ import atexit
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
@@ -15,6 +15,7 @@ from tokamake.config.data_set import RUN
 from tokamake.data.corpus.plan_file import write_plan
 from tokamake.data.urls.url_list import is_url_list, num_urls
 from tokamake.errors import UserError
+from tokamake.preflight.initial_models import InitialModel
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.preflight.planned_changes import check_replaced, write_decisions, write_settings
 from tokamake.remote.addresses import RemoteFile, cache_folder, is_offline
@@ -63,10 +64,12 @@ class RuleFunctions:
         snakemake: Snakemake,
         *,
         planned_segments: Callable[[str], str],
+        models: Mapping[str, InitialModel] | None = None,
     ) -> None:
         is_main = snakemake.is_main_process
         force_job = snakemake.force_job if is_main else None
         self.config = config
+        self.models = models or {}
         self.run_settings = RunSettings(config)
         self.data = DataRules(config, force_job)
         self.checkpoints = CheckpointRules(config)
@@ -119,13 +122,15 @@ def rule_functions(
             is_main_process=is_main,
             num_ranks=num_ranks(snakemake, "train") or 1,
         )
-        check_workflow_config(checked, is_main_process=is_main)
+        models = check_workflow_config(checked, is_main_process=is_main)
         if is_main:
             check_room(next(path for path in (Path(".snakemake"), Path()) if path.is_dir()))
             check_replaced(checked)
             folders = [RUN.format(run=run) for run in checked.all_runs]
             check_writable([checked.data_set.folder, "logs", *folders])
-        functions = RuleFunctions(checked, snakemake, planned_segments=planned_segments)
+        functions = RuleFunctions(
+            checked, snakemake, planned_segments=planned_segments, models=models
+        )
         if is_main:
             report_downloads([*raw_downloads(checked), *functions.checkpoints.missing_weights])
             functions.tasks.check()
@@ -183,6 +188,25 @@ def add_hooks(snakemake: Snakemake, functions: RuleFunctions) -> None:
     snakemake.on_new_jobs(lambda: _write_new_jobs(snakemake, functions.config))
     saved = functions.segments.saved_since_start
     snakemake.on_error(lambda: print(*saved(), sep="\n", file=sys.stderr))
+    atexit.register(_print_estimate, snakemake, functions)
+
+
+def _print_estimate(snakemake: Snakemake, functions: RuleFunctions) -> None:
+    """At the end of a dry run that would train, print what `tokamake estimate` says, in short."""
+    if not snakemake.is_dry_run or "train" not in snakemake.planned_rules():
+        return
+    from tokamake.estimate import text
+    from tokamake.estimate.run import allocation_of
+    from tokamake.estimate.workflow import estimate_workflow
+
+    with suppress(UserError, OSError, ValueError):  # it is a note: the dry run has succeeded
+        found = estimate_workflow(
+            functions.config,
+            functions.models,
+            allocation=allocation_of(snakemake.rule_resources("train")),
+            sample_bytes=0,
+        )
+        print(*(f"estimate: {line}" for line in text.short(found)), sep="\n", file=sys.stderr)
 
 
 @exit_on_user_error()

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
+from tokamake.runtime.accelerators import known_peak
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.trials import speed
-from tokamake.train.trials.speed import gemm_tflops, known_peak, measure, report, utilization
+from tokamake.train.trials.speed import gemm_tflops, measure, report, utilization
 
 CPU = torch.device("cpu")
 SOLE = Ranks(0, 1, 0, 1)

@@ -9,6 +9,7 @@ import lzma
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,14 @@ def unpack_members(
     unpacker = _Unpacker(name, path, first_byte=first_byte)
     for output in unpacker.unpack(chunks):
         yield unpacker.member_start, output
+
+
+def beginning(data: bytes, name: str, *, path: Path) -> bytes:
+    """Decompressed bytes of the beginning of a file, as far as it is complete."""
+    outputs: list[bytes] = []
+    with suppress(UserError):  # it ends within a member
+        outputs.extend(_Unpacker(name, path).unpack([data]))
+    return b"".join(outputs)
 
 
 class _Unpacker:

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from tokamake.config.resolved_run import Run
+from tokamake.runtime.accelerators import known_peak
 from tokamake.runtime.device import synchronize
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.metrics import model_flops_per_token
@@ -22,19 +23,6 @@ from tokamake.train.pipeline_stages import DTYPES
 from tokamake.train.trials.trial_steps import TrialSteps
 
 Measurements = dict[str, Any]
-KNOWN_PEAKS = {
-    "H100 PCIe": 756.0,
-    "H100 NVL": 835.0,
-    "H100": 989.4,
-    "H200": 989.4,
-    "A100": 312.0,
-    "MI250X": 191.5,  # of a die, which is a device for torch
-    "MI250": 181.0,  # of a die
-    "MI300X": 1307.4,
-    "Max 1550": 419.4,  # of a stack, which by default is a device for torch
-}
-"""Dense TFLOP/s in bf16 or fp16, from data sheets, by a part of torch's name of the device; the
-first match counts."""
 
 
 def num_timed_steps(steps: int) -> int:
@@ -137,13 +125,6 @@ def _max_over_ranks(value: float) -> float:
     values: list[float] = [0.0] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return max(values)
-
-
-def known_peak(name: str, precision: str) -> float | None:
-    """Peak TFLOP/s of a device in 16-bit formats by its name; None: unknown, or fp32."""
-    if precision == "fp32":
-        return None
-    return next((peak for part, peak in KNOWN_PEAKS.items() if part in name), None)
 
 
 def utilization(

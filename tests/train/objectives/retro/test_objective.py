@@ -202,8 +202,7 @@ def test_neighbors_count_in_estimates(runs: dict[str, Run]) -> None:
         for section in (SECTION, more)
     )
     assert model_flops_per_token(many) > model_flops_per_token(few)
-    cpu = torch.device("cpu")
-    assert estimate(many, 1, cpu).activations > estimate(few, 1, cpu).activations
+    assert estimate(many, 1, "cpu").activations > estimate(few, 1, "cpu").activations
 
 
 def test_models_with_other_chunks_or_without_them_are_refused(runs: dict[str, Run]) -> None:

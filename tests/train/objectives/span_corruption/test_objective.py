@@ -245,7 +245,7 @@ def test_decoders_count_in_estimates(run: Run) -> None:
     assert sample_lengths(run) == [LENGTH, DECODER_LENGTH]
     longer = laid_out(run, {"masking": {"decoder_sequence_length": 30}})
     assert model_flops_per_token(longer) > 1.5 * model_flops_per_token(run)
-    estimates = [estimate(with_precision(each, CPU), 1, CPU) for each in (run, longer)]
+    estimates = [estimate(with_precision(each, CPU), 1, "cpu") for each in (run, longer)]
     assert estimates[1].activations > 1.5 * estimates[0].activations
     assert estimates[1].weights == estimates[0].weights
 

@@ -1,0 +1,90 @@
+"""Parameters of a model and its pipeline stages, from the shapes of tensors, without torch."""
+
+import math
+import re
+from functools import lru_cache, partial
+
+from tokamake.checkpoint import model_tensors
+from tokamake.config.architecture import Architecture
+from tokamake.config.resolved_run import Run
+from tokamake.train.memory import StageSize
+
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+_DIVIDED = re.compile(
+    r"_proj\.weight|([qkv]|gate|up)_proj\.bias|embed_tokens\.weight|lm_head\.(weight|bias)$"
+)
+"""Tensors that tensor-parallel ranks divide; they all have the others."""
+_AT_THE_START = re.compile(r"\.embed_")
+"""Tensors of the first pipeline stage."""
+
+
+class _Sizes:
+    """Elements on a tensor-parallel rank, by the part of the model that they belong to."""
+
+    def __init__(self, architecture: Architecture, ranks: int) -> None:
+        self.layers: dict[int, int] = {}
+        """Layer → elements; equal numbers of several stacks are added."""
+        self.has_gate = False
+        self.first = self.last = self.embedding = 0
+        for name, shape in model_tensors.shapes(architecture).items():
+            size = _elements(name, shape, architecture=architecture, ranks=ranks)
+            if match := _LAYER.search(name):
+                number = int(match[1])
+                self.layers[number] = self.layers.get(number, 0) + size
+                self.has_gate |= ".gate_proj." in name
+            elif _AT_THE_START.search(name):
+                self.first += size
+                self.embedding += size if "embed_tokens" in name else 0
+            else:
+                self.last += size
+
+
+@lru_cache(maxsize=64)
+def _sizes(text: str, ranks: int) -> _Sizes:
+    return _Sizes(Architecture.model_validate_json(text), ranks)
+
+
+def _elements(name: str, shape: tuple[int, ...], *, architecture: Architecture, ranks: int) -> int:
+    size = math.prod(shape)
+    if not _DIVIDED.search(name):
+        return size
+    if re.search(r"\.[kv]_proj\.", name) and ranks > architecture.num_key_value_heads:
+        return size  # see `parallel/tensor.py`
+    return -(-size // ranks)
+
+
+def num_parameters(architecture: Architecture) -> int:
+    """Parameters of the whole model."""
+    return sum(map(math.prod, model_tensors.shapes(architecture).values()))
+
+
+def num_tensors(architecture: Architecture) -> int:
+    """Tensors of the whole model."""
+    return len(model_tensors.shapes(architecture))
+
+
+def has_gated_mlp(architecture: Architecture) -> bool:
+    """Whether the MLP multiplies its up projection by a gate."""
+    return _sizes(architecture.model_dump_json(), 1).has_gate
+
+
+def stage_sizes(run: Run, rank: int) -> list[StageSize]:
+    """Stages of a pipeline rank, for `train.memory.estimate`."""
+    parallel, architecture = run.train.parallel, run.architecture
+    sizes = _sizes(architecture.model_dump_json(), parallel.tensor_parallel_size)
+    stages = parallel.layers_of_stages(architecture.num_hidden_layers)
+    found = []
+    for number in parallel.stages_of_rank(rank):
+        is_first, is_last = number == 0, number == len(stages) - 1
+        layers = [sizes.layers.get(layer, 0) for layer in stages[number]]
+        if len(stages) == 1:
+            layers = [*sizes.layers.values()]
+        total = sum(layers) + sizes.first * is_first + sizes.last * is_last
+        if is_last and not is_first and architecture.tie_word_embeddings:
+            total += sizes.embedding  # the output layer's copy
+        found.append(StageSize(layers, total, is_last, partial(_share, total)))
+    return found
+
+
+def _share(total: int, shards: int) -> float:
+    return total / max(1, shards)

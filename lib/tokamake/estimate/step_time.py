@@ -1,0 +1,227 @@
+"""Cost model: seconds of a training step by its parts, for a layout on a device.
+
+The terms, their sources and the three fitted constants are on docs/explanation/cost-model.md.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tokamake.config.architecture import Architecture
+from tokamake.estimate.parameters import has_gated_mlp
+from tokamake.runtime.accelerators import Accelerator
+
+PEAK_SHARE = 0.73
+"""Fitted: share of its peak that a device reaches in very large matrix products."""
+TILE = 32
+"""Fitted: rows, columns and depth that a matrix product pays for beyond its own: tiles that are not
+full, and their start and end."""
+BANDWIDTH_SHARE = 0.70
+"""Fitted: share of a data sheet's bandwidth that copies and collectives reach."""
+
+_STATES = 10
+"""Numbers that norms, residuals and dropout of a layer read and write, for each of a state."""
+_OPTIMIZER_BYTES = 30
+"""Bytes that an optimizer step reads and writes for each parameter: fp32 weight, two states,
+gradient, and the weight of the passes."""
+_SCORES = 5
+"""Times that softmax, mask and dropout read or write each score, if a kernel stores scores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """How ranks share the work of a step."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    context: int = 1
+    data: int = 1
+    micro_batch: int = 1
+    virtual: int = 1
+    """Stages of a pipeline rank."""
+    recompute: str = "none"
+    """none, selective or full."""
+    zero: int = 1
+    sequence_parallel: bool = False
+    stores_scores: bool = False
+    """Whether attention writes its scores, as before fused kernels."""
+    overlaps: bool = True
+    """Whether gradients are exchanged during the last backward pass, without a pipeline."""
+
+    @property
+    def ranks(self) -> int:
+        return self.tensor * self.pipeline * self.context * self.data
+
+
+class StepTime(NamedTuple):
+    """Seconds of a step by their cause."""
+
+    products: float
+    """Matrix products of the layers and the output layer."""
+    elementwise: float
+    """Norms, activations, softmax: reads and writes of the device's memory."""
+    tensor: float
+    """All-reduces of tensor parallelism."""
+    context: float
+    """Keys and values that pass between ranks."""
+    pipeline: float
+    """States that pass between stages."""
+    bubble: float
+    """Waiting at the start and the end of a pipeline."""
+    data: float
+    """Gradients and weights between data-parallel ranks, as far as no pass hides them."""
+    optimizer: float
+
+    @property
+    def total(self) -> float:
+        return sum(self)
+
+
+class _Layer(NamedTuple):
+    """Seconds of one layer and one micro batch, forward."""
+
+    products: float
+    elementwise: float
+    tensor: float
+    context: float
+
+
+def step_time(
+    architecture: Architecture,
+    layout: Layout,
+    *,
+    device: Accelerator,
+    global_batch: int,
+    sequence_length: int,
+    parameters: float,
+) -> StepTime:
+    """Seconds of one step.
+
+    Args:
+        parameters: parameters of the largest stage on a tensor-parallel rank.
+    """
+    costs = _Costs(architecture, layout, device=device, sequence_length=sequence_length)
+    num_batches = global_batch // (layout.micro_batch * layout.data)
+    forward = costs.layer()
+    # The backward pass has two products for each one of the forward pass.
+    again = layout.recompute == "full"
+    passes = _Layer(
+        products=(3 + again) * forward.products,
+        elementwise=(3 + (layout.recompute != "none")) * forward.elementwise,
+        tensor=(2 + again) * forward.tensor,
+        context=(3 + again) * forward.context,
+    )
+    num_layers = architecture.num_hidden_layers / layout.pipeline
+    hop = 2 * layout.virtual * costs.hop()
+    logits, of_loss = costs.logits()
+    stage = num_layers * sum(passes) + hop
+    data, optimizer = costs.data(parameters), costs.optimizer(parameters)
+    if layout.zero == 3:  # weights and gradients of a layer travel while others are computed
+        data = num_batches * max(0.0, costs.sharded(parameters) - stage)
+    elif layout.pipeline == 1 and layout.overlaps:
+        data = max(0.0, data - num_layers * 2 * forward.products)
+    return StepTime(
+        products=num_batches * (num_layers * passes.products + logits),
+        elementwise=num_batches * (num_layers * passes.elementwise + of_loss),
+        tensor=num_batches * num_layers * passes.tensor,
+        context=num_batches * num_layers * passes.context,
+        pipeline=num_batches * hop,
+        bubble=(layout.pipeline - 1) / layout.virtual * stage,
+        data=data,
+        optimizer=optimizer,
+    )
+
+
+class _Costs:
+    """Times of parts of a step; suffixes: tokens of a micro batch on this rank are rows."""
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        layout: Layout,
+        *,
+        device: Accelerator,
+        sequence_length: int,
+    ) -> None:
+        self._shape, self._layout, self._device = architecture, layout, device
+        self._length = sequence_length
+        self._rows = layout.micro_batch * sequence_length / layout.context
+        self._memory = BANDWIDTH_SHARE * device.memory_bandwidth
+        self._link = BANDWIDTH_SHARE * device.link_bandwidth
+        self._network = BANDWIDTH_SHARE * device.network_bandwidth
+        self._has_gate = has_gated_mlp(architecture)
+
+    def _product(self, rows: float, columns: float, *, depth: float) -> float:
+        padded = (rows + TILE) * (columns + TILE) * (depth + TILE)
+        return 2 * padded / (PEAK_SHARE * self._device.peak_tflops * 1e12)
+
+    def layer(self) -> _Layer:
+        """Forward pass of a layer."""
+        shape, layout, rows = self._shape, self._layout, self._rows
+        tensor, hidden = layout.tensor, shape.hidden_size
+        query, inner = shape.query_size / tensor, shape.intermediate_size / tensor
+        key_value = shape.key_value_size / min(tensor, shape.num_key_value_heads)
+        gates = 1 + self._has_gate
+        heads = layout.micro_batch * shape.num_attention_heads / tensor
+        width = shape.query_size / shape.num_attention_heads
+        own_length = self._length / layout.context
+        products = (
+            self._product(rows, query + 2 * key_value, depth=hidden)
+            + self._product(rows, hidden, depth=query)
+            + self._product(rows, gates * inner, depth=hidden)
+            + self._product(rows, hidden, depth=inner)
+            + heads * 2 * self._product(own_length, self._length, depth=width)
+        )
+        shared = tensor if layout.sequence_parallel else 1
+        numbers = rows * (
+            _STATES * hidden / shared + (1 + gates) * inner + 2 * (query + 2 * key_value)
+        )
+        if layout.stores_scores:
+            numbers += _SCORES * heads * own_length * self._length
+        state = 2 * rows * hidden
+        all_reduce = 2 * (tensor - 1) / tensor * state / self._speed(tensor)
+        passed = 2 * 2 * rows * key_value * (layout.context - 1)
+        exchanged = passed / self._speed(tensor * layout.context) if layout.context > 1 else 0.0
+        return _Layer(products, 2 * numbers / self._memory, 2 * all_reduce, exchanged)
+
+    def logits(self) -> tuple[float, float]:
+        """Both passes of the output layer, and of the loss, for a micro batch."""
+        assert self._shape.vocab_size is not None
+        columns = self._shape.vocab_size / self._layout.tensor
+        product = 3 * self._product(self._rows, columns, depth=self._shape.hidden_size)
+        return product, 3 * self._rows * columns * 4 * 2 / self._memory
+
+    def hop(self) -> float:
+        """A state on its way to the next stage: tensor-parallel ranks send a part each."""
+        layout = self._layout
+        if layout.pipeline == 1:
+            return 0.0
+        return 2 * self._rows * self._shape.hidden_size / layout.tensor / self._network
+
+    def data(self, parameters: float) -> float:
+        """All-reduce of gradients, or a reduce-scatter and an all-gather of as many bytes."""
+        ranks = self._layout.data * self._layout.context
+        return 2 * (ranks - 1) / ranks * 2 * parameters / self._between_replicas()
+
+    def sharded(self, parameters: float) -> float:
+        """ZeRO stage 3: all-gathers of weights for both passes, and a reduce-scatter of gradients.
+
+        Small collectives, a layer at a time, reach the bandwidth of one adapter (table 2 of arXiv
+        2104.04473).
+        """
+        return 3 * 2 * parameters / self._speed(self._layout.ranks)
+
+    def optimizer(self, parameters: float) -> float:
+        sharers = self._layout.data * self._layout.context if self._layout.zero else 1
+        return _OPTIMIZER_BYTES * parameters / sharers / self._memory
+
+    def _speed(self, ranks: int) -> float:
+        """Bandwidth among consecutive ranks: they are in one node, or use the network."""
+        return self._link if ranks <= self._device.per_node else self._network
+
+    def _between_replicas(self) -> float:
+        """Bandwidth of a rank to its replicas: the ranks of a node share all its adapters."""
+        layout, per_node = self._layout, self._device.per_node
+        inner = layout.tensor
+        if inner * layout.context * layout.data <= per_node:
+            return self._link
+        return min(self._link, self._network * max(1, per_node // inner))

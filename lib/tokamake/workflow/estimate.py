@@ -1,0 +1,140 @@
+"""Tool `estimate`: the cost of a workflow before it runs."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from tokamake.errors import UserError
+
+if TYPE_CHECKING:
+    from tokamake.estimate.run import Allocation
+    from tokamake.preflight.initial_models import InitialModel
+    from tokamake.preflight.planned import WorkflowConfig
+
+_MEGABYTE = 1_000_000
+
+
+def estimate(
+    config: Path,
+    *settings: str,
+    profile: str = "",
+    device: str = "",
+    nodes: int | None = None,
+    mfu: float = 0.4,
+    price_per_node_hour: float | None = None,
+    sample_megabytes: int = 8,
+    suggest: bool = False,
+    as_json: Annotated[bool, Parameter(name="--json")] = False,
+) -> None:
+    """Print the cost of a workflow before it runs: tokens, disk, steps, memory, time, money.
+
+    Nothing is built. Tokens are counted in a sample of the raw files where a tokenizer exists, and
+    read from the metadata where the data are built. Warnings name what is likely wrong.
+
+    Args:
+        config: Config file.
+        settings: Settings that replace values of the config, such as `train.train_steps=50`.
+        profile: Name or folder of a profile, which states nodes, ranks, time limit and device. By
+            default $SNAKEMAKE_PROFILE, else local.
+        device: Device of a rank, such as a100-80gb or h100-80gb; by default the resource
+            `device` of the rule train in the profile.
+        nodes: Number of nodes, with as many ranks a node as in the profile.
+        mfu: Share of the device's peak that training is assumed to reach.
+        price_per_node_hour: Price of an hour of a node, in any currency.
+        sample_megabytes: Megabytes to tokenize of each corpus; 0: tokens follow from file sizes.
+        suggest: Instead, list layouts of the runs that fit the memory of the device, the fastest
+            first.
+        as_json: Print JSON.
+    """
+    from tokamake.estimate import text
+    from tokamake.estimate.run import Assumptions
+    from tokamake.estimate.workflow import estimate_workflow
+
+    if not 0 < mfu <= 1:
+        raise UserError(f"--mfu {mfu:g}: give a share of the peak, above 0 and at most 1")
+    allocation = read_allocation(profile, device=device, nodes=nodes)
+    checked, models = _read(config, settings, num_ranks=allocation.ranks)
+    if suggest:
+        _suggest(checked, models, allocation=allocation, as_json=as_json)
+        return
+    found = estimate_workflow(
+        checked,
+        models,
+        allocation=allocation,
+        assumptions=Assumptions(mfu, price_per_node_hour),
+        sample_bytes=sample_megabytes * _MEGABYTE,
+    )
+    print(json.dumps(found.as_json(), indent=2) if as_json else "\n".join(text.full(found)))
+
+
+def read_allocation(profile: str, *, device: str = "", nodes: int | None = None) -> "Allocation":
+    """Read nodes, ranks, time limit and device of a training from a profile."""
+    import os
+
+    from tokamake.doctor.profile import read_profile
+    from tokamake.estimate.run import allocation_of
+    from tokamake.run.command_line import find_profile
+
+    name = profile or os.environ.get("SNAKEMAKE_PROFILE", "local")
+    found = read_profile(find_profile(name), Path.cwd())
+    resources = {key: found.resource(key, "train") for key in ("nodes", "tasks", "runtime")}
+    stated = device or str(found.resource("device", "train") or "")
+    return allocation_of({**resources, "device": stated}, nodes=nodes)
+
+
+def _read(
+    path: Path, settings: tuple[str, ...], *, num_ranks: int
+) -> "tuple[WorkflowConfig, dict[str, InitialModel]]":
+    """Read and check a config as the workflow does."""
+    from tokamake.config_files import read_yaml
+    from tokamake.run.command_line import check_config, parse
+    from tokamake.workflow.config import check_workflow_config, read_workflow_config
+
+    check_config(path)
+    request = parse(settings)
+    if request.targets or request.options:
+        raise UserError(
+            f"{[*request.targets, *request.options][0]}: not a setting; write SECTION.KEY=VALUE"
+        )
+    values = _merged(read_yaml(path, "name your config file"), request.overrides)
+    checked = read_workflow_config(values, [path], is_main_process=True, num_ranks=num_ranks)
+    return checked, check_workflow_config(checked, is_main_process=True)
+
+
+def _merged(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """Settings with replaced values, as Snakemake merges `--config`."""
+    merged = dict(values)
+    for key, value in overrides.items():
+        before = merged.get(key)
+        is_section = isinstance(before, dict) and isinstance(value, dict)
+        merged[key] = _merged(before or {}, value) if is_section else value
+    return merged
+
+
+def _suggest(
+    config: "WorkflowConfig",
+    models: "dict[str, InitialModel]",
+    *,
+    allocation: "Allocation",
+    as_json: bool,
+) -> None:
+    """Print layouts of each run."""
+    from tokamake.estimate.layouts import lines, suggested
+    from tokamake.estimate.workflow import filled_in
+
+    if allocation.accelerator is None:
+        raise UserError(
+            "--suggest: the profile states no device; give one with --device, such as h100-80gb"
+        )
+    found = {
+        name: suggested(run, filled_in(models[name].architecture, config), allocation=allocation)
+        for name, run in config.runs.items()
+        if name in models
+    }
+    if as_json:
+        print(json.dumps({name: [e.as_json() for e in each] for name, each in found.items()}))
+        return
+    for name, layouts in found.items():
+        print(*lines(name, layouts, allocation=allocation), sep="\n")

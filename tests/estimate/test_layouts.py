@@ -1,0 +1,73 @@
+"""Suggested layouts: they fit, the trainer accepts them, and the fastest comes first."""
+
+import pytest
+
+from tests.support.paths import ROOT
+from tokamake.config.architecture import read_architecture
+from tokamake.config.root import Config
+from tokamake.config.training import TrainSettings
+from tokamake.errors import UserError
+from tokamake.estimate.layouts import USABLE_MEMORY, lines, settings, suggested
+from tokamake.estimate.run import Allocation
+from tokamake.preflight.run import check_ranks
+from tokamake.runtime.accelerators import ACCELERATORS, accelerator
+
+
+def config(model: str, **train: object) -> Config:
+    values = {"sequence_length": 2048, "global_batch_size": 512, "train_steps": 10, **train}
+    architecture = str(ROOT / f"config/models/{model}.yaml")
+    return Config.model_validate({"train": values, "model": {"architecture": architecture}})
+
+
+def allocation(nodes: int, device: str = "a100-80gb") -> Allocation:
+    return Allocation(nodes, 8 * nodes, None, device)
+
+
+def test_a_small_model_needs_no_parallelism_but_of_data() -> None:
+    model = read_architecture(ROOT / "config/models/gpt3-1.7b.yaml")
+    best = suggested(config("gpt3-1.7b"), model, allocation=allocation(2))[0].layout
+    assert (best.tensor, best.pipeline, best.context, best.data) == (1, 1, 1, 16)
+
+
+def test_a_large_model_is_divided_until_it_fits() -> None:
+    model, given = read_architecture(ROOT / "config/models/gpt3-175b.yaml"), allocation(64)
+    run = config("gpt3-175b", global_batch_size=1536)
+    found = suggested(run, model, allocation=given)
+    times = [each.step.total for each in found]
+    assert times == sorted(times)
+    for each in found:
+        layout = each.layout
+        assert layout.ranks == given.ranks
+        assert layout.zero == 3 or layout.tensor * layout.pipeline >= 16
+        assert each.memory_bytes <= USABLE_MEMORY * 80e9
+        train = TrainSettings.model_validate({**run.train.model_dump(), **settings(layout)})
+        check_ranks(train, given.ranks)  # the trainer accepts it
+    assert 0.3 < found[0].mfu < 0.7
+    shown = lines("large", found, allocation=given)
+    assert len(shown) == 2 + len(found) + 1 + len(settings(found[0].layout))
+    with pytest.raises(UserError, match="no layout fits 8 ranks of a100-80gb"):
+        suggested(run, model, allocation=allocation(1))
+
+
+def test_more_memory_needs_less_division() -> None:
+    model, run = read_architecture(ROOT / "config/models/llama2-70b.yaml"), config("llama2-70b")
+    least = {
+        device: min(
+            each.layout.tensor * each.layout.pipeline
+            for each in suggested(run, model, allocation=allocation(16, device))
+            if each.layout.zero < 3
+        )
+        for device in ("a100-40gb", "h200-141gb")
+    }
+    assert least["h200-141gb"] < least["a100-40gb"]
+
+
+def test_models_of_several_stacks_and_unknown_devices_are_refused() -> None:
+    model = read_architecture(ROOT / "config/models/t5-220m.yaml")
+    with pytest.raises(UserError, match="an encoder and a decoder, and the cost model has one"):
+        suggested(config("gpt3-1.7b"), model, allocation=allocation(1))
+    with pytest.raises(
+        UserError, match=r"--device: a100-80: unknown device; did you mean a100-80gb"
+    ):
+        accelerator("a100-80", where="--device")
+    assert all(each.memory_bandwidth > each.link_bandwidth for each in ACCELERATORS.values())
