@@ -64,7 +64,7 @@ for stage in cli.COMMANDS:  # each in a process of its own, for its imports
 print(json.dumps(pages))
 """
 HEAVY = {
-    *("torch", "deepspeed", "transformers", "tokenizers", "pandas", "matplotlib", "pyarrow"),
+    *("torch", "deepspeed", "transformers", "tokenizers", "pandas", "bokeh", "pyarrow"),
     "datasets",
 }
 

@@ -15,7 +15,7 @@ import pytest
 from tests.support import finetunes, hf_folder, retrieval_stages
 from tests.support.families import FAMILIES
 from tests.support.faults import Inject
-from tests.support.finished_run import make_inputs
+from tests.support.finished_run import make_inputs, make_results
 from tests.support.forked import contents, run_stage, timed
 from tests.support.llamas import write_confident
 from tests.support.random_tensors import random_tensors
@@ -39,8 +39,8 @@ def export(root: Path) -> Callable[[str], list[str]]:
 
 
 def report(root: Path) -> Callable[[str], list[str]]:
-    options = [f"--{name}={path}" for name, path in make_inputs(root).items()]
-    return lambda name: ["plot", *options, f"--output={root / name}"]
+    results = make_results(root / "results")
+    return lambda name: ["report", str(results), f"--output={root / name}"]
 
 
 def card(root: Path) -> Callable[[str], list[str]]:

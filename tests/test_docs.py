@@ -57,7 +57,7 @@ EXTRAS = {
 BUILT = {
     "convert": ("tokamake/out/native/latest",),
     "detoxify": (
-        "tokamake/results/cleaned/detoxify/detoxification.html",
+        "tokamake/results/cleaned/detoxify.json",
         "tokamake/scored.jsonl",
     ),
     "finetune": (
@@ -78,7 +78,7 @@ BUILT = {
         "tokamake/results/data/deduplicated/metadata.json",
     ),
     "ict": (
-        "tokamake/results/retriever/retrieval/retrieval.html",
+        "tokamake/results/retriever/retrieval/recall/questions.json",
         "tokamake/results/data/retriever/report.html",
     ),
     "retrieval": ("tokamake/bm25-recall.questions.jsonl", "tokamake/found-recall.json"),
@@ -100,7 +100,8 @@ BUILT = {
         "tokamake/results/raw/urls/urls.txt",
     ),
     "common-crawl": ("tokamake/results/data/crawl/metadata.json",),
-    "runs": ("tokamake/results/data/mine/compare/runs.html", "tokamake/comparison/losses.svg"),
+    "report": ("tokamake/page.html", "tokamake/mine.html", "tokamake/snakemake-report.html"),
+    "runs": ("tokamake/results/data/mine/report.html", "tokamake/comparison.html"),
 }
 """How-tos that continue from the tutorial, with files that they make in the home folder."""
 

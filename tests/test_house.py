@@ -31,14 +31,14 @@ from tokamake.workflow.data import DataRules
 COMMANDS = subcommands.COMMANDS
 STAGES, TOOLS = subcommands.commands(subcommands.STAGES), subcommands.commands(subcommands.TOOLS)
 
-# Rules without a command: targets, and the report, which Snakemake writes.
+# Rules without a command: targets.
 TARGETS = {"all", "data", "detoxify", "retrieval"}
-NO_COMMAND = {*TARGETS, "report"}
+NO_COMMAND = {*TARGETS}
 # Rules whose command has another name.
 OTHER_NAME = {
     **{"fetch": "fetch_batch", "tokenize": "tokenize_batch", "merge": "merge_batch"},
     **{"fetch_weights": "fetch", "import_checkpoint": "convert", "export_hf": "convert"},
-    **{"export_finetuned": "convert", "plot_encoder": "plot"},
+    "export_finetuned": "convert",
 }
 
 

@@ -112,13 +112,19 @@ TESTED_THROUGH = {
     "inference/test_model.py": ["inference/layout"],
     "checkpoint/test_init_model.py": ["checkpoint/random_source"],
     "report/test_try_filters.py": ["report/filter_samples", "report/filter_trial"],
-    "report/test_training_curves.py": [
-        *("report/length_figure", "report/style"),
-    ],
     "results/test_results.py": [
         *("results/corpora", "results/finished_runs", "results/metrics_file", "results/scores"),
     ],
-    "report/test_plot.py": ["report/html_pages", "report/tables"],
+    "report/test_report.py": [
+        *("report/corpus_tables", "report/describe_run", "report/html_pages"),
+        *("report/page/assemble", "report/page/contents", "report/page/figures"),
+        *(f"report/page/sections/{name}" for name in ("comparison", "corpora", "curves")),
+        *(f"report/page/sections/{name}" for name in ("evaluation", "mixture", "overview")),
+        *(f"report/page/sections/{name}" for name in ("provenance", "workflow")),
+    ],
+    "report/page/sections/test_finetuning.py": [
+        *("report/page/sections/detoxification", "report/page/sections/retrieval"),
+    ],
     # Plug-ins of a kind and what they share, compared with packages that others wrote.
     "data/readers/test_archive.py": ["data/readers/_tar"],
     "data/readers/test_readers.py": ["data/readers/_input", "data/readers/_records"],

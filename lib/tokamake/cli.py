@@ -36,7 +36,7 @@ _MORE_MEMORY = "give it more memory, or fewer workers or smaller micro batches, 
 SEVERAL_FILES = {
     *("sample-corpus", "train-tokenizer", "split", "tokenize", "merge", "repair", "index"),
     *("tokenize-batch", "merge-batch", "extend-tokenizer"),
-    *("init-model", "convert", "plot", "plot-finetuned", "compare"),
+    *("init-model", "convert"),
 }
 """Subcommands whose output is a folder or a prefix, which no device or pipe can be."""
 
@@ -53,7 +53,7 @@ _NEAR = 0.6
 EXTRAS = {
     "serve": ("fastapi", "httptools", "prometheus_client", "starlette", "uvicorn", "uvloop"),
     "train": ("deepspeed", "jinja2", "mpi4py", "tensorboard", "torch"),
-    "workflow": ("matplotlib", "pandas", "snakemake"),
+    "workflow": ("bokeh", "pandas", "snakemake"),
 }
 """Packages that only some subcommands need, by the extra that installs them."""
 

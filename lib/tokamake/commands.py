@@ -122,25 +122,12 @@ STAGES = {
         "measure-toxicity": Command(
             "detoxify", "--before before.jsonl --after after.jsonl --output toxicity.json"
         ),
-        "plot-detoxified": Command("report", "--scores toxicity.json --output detoxification.html"),
         "evaluate-finetuned": Command(
             "finetune",
             "rte --checkpoint results/rte/finetuned --data dev=RTE/dev.tsv --tokenizer tokenizer"
             " --sequence-length 128",
         ),
-        "plot-finetuned": Command(
-            "report",
-            "--scores results/rte/finetune.json --evaluation results/rte/evaluate_finetuned.json"
-            " --output plots",
-        ),
-        "plot": Command(
-            "report",
-            "--metadata results/data/metadata.json --index results/tiny/index"
-            " --metrics results/tiny/training/metrics.jsonl --train results/tiny/train.json"
-            " --evaluation results/tiny/evaluate.json --samples results/tiny/samples.json"
-            " --config results/tiny/run.yaml --output plots",
-        ),
-        "compare": Command("report", "results/small results/large --output comparison"),
+        "report": Command("report", "results/small results/large --output comparison.html"),
     },
     "Retrieval": {
         "embed-passages": Command(
@@ -189,9 +176,6 @@ STAGES = {
             "retrieval",
             "index --data-root . --split train --dataset web-0000_text_document"
             " --queries asked/train/web-0000 --nprobe 64",
-        ),
-        "plot-retrieval": Command(
-            "report", "recall/nq.json --bm25 bm25/recall/nq.json --output retrieval.html"
         ),
     },
 }
@@ -250,8 +234,8 @@ TOOLS = {
 ONLY_RULES = {
     *("fetch-batch", "hash-documents", "find-duplicates", "sign-documents", "find-near-duplicates"),
     *("hash-passages", "find-repeats", "tokenize-batch", "merge-batch", "resolve", "plan-segments"),
-    *("prepare-finetune", "model-card", "fetch-task", "evaluate-finetuned", "plot-finetuned"),
-    *("generate-texts", "score-texts", "select-texts", "measure-toxicity", "plot-detoxified"),
+    *("prepare-finetune", "model-card", "fetch-task", "evaluate-finetuned"),
+    *("generate-texts", "score-texts", "select-texts", "measure-toxicity"),
 }
 """Subcommands that people hardly type: `tokamake --help` leaves them out, `--help-all` does not."""
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.report.test_plot import Page
 from tests.support.filtered import documents, run, write
+from tests.support.html_page import Page
 from tokamake.errors import UserError
 from tokamake.report.filter_samples import changes
 from tokamake.report.try_filters import try_filters

@@ -1,6 +1,7 @@
 """A synthetic finished run: metadata, metrics, scores, samples, settings and index."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -139,3 +140,32 @@ def write_index(folder: Path, files: dict[str, tuple[str, int, int]]) -> None:
     folder.mkdir(exist_ok=True)
     whole = {**value, "digest": digest(value)}
     (folder / "index.json").write_text(json.dumps(whole))
+
+
+def make_results(folder: Path, runs: Sequence[str] = ("trial",), num_steps: int = 50) -> Path:
+    """Write a results folder: finished runs on the same data, each with another learning rate."""
+    (folder / "data").mkdir(parents=True)
+    for number, name in enumerate(runs):
+        (folder / name / "training").mkdir(parents=True)
+        inputs = make_inputs(folder / name)
+        train = {**RUN["train"], "train_steps": num_steps}
+        train["optimizer"] = {"name": "adamw", "learning_rate": 0.001 * (number + 1)}
+        run = {**RUN, "run": name, "data_root": "results/data", "train": train}
+        (folder / name / "run.yaml").write_text(yaml.safe_dump(run))
+        for source, target in FILES.items():
+            inputs[source].rename(folder / name / target)
+        (folder / name / "config").unlink()
+        (folder / name / "metadata").rename(folder / "data/metadata.json")
+        if num_steps != 50:
+            lines = (json.dumps(metric(step, 3 + 4 / step)) for step in range(1, num_steps + 1))
+            (folder / name / "training/metrics.jsonl").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+FILES = {
+    "metrics": "training/metrics.jsonl",
+    "train": "train.json",
+    "evaluation": "evaluate.json",
+    "samples": "samples.json",
+}
+"""Names of the files of `make_inputs` in the folder of a run."""

@@ -24,7 +24,7 @@ from tokamake.config.optimization import OptimizerSettings
 from tokamake.config.resolved_run import read_run
 from tokamake.errors import UserError
 from tokamake.preflight.initial_checkpoint import state_keys
-from tokamake.report.tables import summary as report_of
+from tokamake.report.describe_run import start_of
 from tokamake.train.trials.benchmark_train import benchmark_train
 
 Settings = dict[str, Any]
@@ -185,8 +185,8 @@ def assert_continued(config: Path, whole: Path, *, rel: float = 0.0) -> None:
 
 
 def report_text(config: Path) -> str:
-    """Summary of a run in the report."""
-    return report_of(read_run(config), summary(config), num_parameters=1, best=Path("best"))
+    """Start of a run in the report."""
+    return dict(start_of(read_run(config)))["start"]
 
 
 WAYS: dict[str, Settings] = {

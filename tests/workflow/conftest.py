@@ -38,7 +38,7 @@ def build(folder: Path) -> None:
     assert before == {
         "sample_corpus": 1, "train_tokenizer": 1, "tokenize": 6, "merge": 4, "describe": 1,
         "weigh": 1, "index": 1, "resolve": 1, "train": 1,
-        "model_card": 1, "export_hf": 1, "evaluate": 1, "generate": 1, "plot": 1, "report": 1,
+        "model_card": 1, "export_hf": 1, "evaluate": 1, "generate": 1, "report": 1,
         "all": 1,
     }  # fmt: skip
     assert not (folder / "results").exists()

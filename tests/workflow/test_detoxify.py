@@ -22,6 +22,7 @@ from tokamake.config import external_plugins
 from tokamake.errors import UserError
 from tokamake.preflight.detoxify import check_detoxify
 from tokamake.preflight.planned import WorkflowConfig
+from tokamake.report.report import report
 from tokamake.workflow.checkpoints import CheckpointRules
 from tokamake.workflow.detoxify import RULES, DetoxifyRules
 from tokamake.workflow.preflight import Preflight
@@ -121,7 +122,7 @@ def test_each_shard_of_texts_is_a_job(workspace_here: Path) -> None:
     # Two shards of samples, one of continuations before, one after.
     assert {name: planned.get(name) for name in (*RULES, "evaluate", "train", "tokenize")} == {
         "generate_texts": 4, "score_texts": 4, "select_texts": 1, "measure_toxicity": 1,
-        "plot_detoxified": 1, "detoxify": 1, "evaluate": 2, "train": 1, "tokenize": 2,
+        "detoxify": 1, "evaluate": 2, "train": 1, "tokenize": 2,
     }  # fmt: skip
     assert planned["report"] == 1
     Path("clean.yaml").write_text(yaml.safe_dump({**sections(), "detoxify": None}))
@@ -303,7 +304,8 @@ def test_toxicity_falls(tmp_path: Path) -> None:
     texts = results["texts"]
     assert texts["kept"]["number"] == texts["scored"]["number"] // 2
     assert texts["kept"]["mean"] < texts["scored"]["mean"]
-    page = (folder / "results/clean/detoxify/detoxification.html").read_text()
+    report(folder / "results")
+    page = (folder / "results/report.html").read_text()
     assert "toxicity probability: all prompts (20)" in page
     # A lost shard is written again with the same bytes.
     shard = folder / "results/data/clean/detoxify/samples/generated-00001.jsonl"

@@ -11,7 +11,6 @@ import yaml
 
 from tests.support.workflow_configs import train
 from tests.support.workflows import ARCHITECTURE, CONFIG, MINE, jobs, make_workspace, snakemake
-from tokamake.workflow.report import ENCODER_FIGURES
 
 SECTIONS: dict[str, Any] = {
     "tokenizer": {"kind": "wordpiece", "vocab_size": 500},
@@ -44,8 +43,8 @@ def test_the_dry_run_refuses_what_needs_the_next_token(tmp_path: Path) -> None:
         assert refused.returncode == 2
         assert "tokamake: run smoke: train.objective: masked: evaluate, " in refused.stderr
     planned = jobs(snakemake(folder, "-n", *MINE, "train", "report"))
-    assert {name: planned.get(name) for name in ("plot_encoder", "plot", "report")} == {
-        "plot_encoder": 1, "plot": None, "report": 1
+    assert {name: planned.get(name) for name in ("evaluate", "report")} == {
+        "evaluate": None, "report": 1
     }  # fmt: skip
 
 
@@ -70,9 +69,6 @@ def trained(folder: Path, key: str) -> Path:
     validations = [record for record in records if "validation_loss" in record]
     assert all(0 <= record["validation_token_accuracy"] <= 1 for record in validations)
     assert len(validations) > 1
-    assert {path.name for path in (folder / "results/smoke/plots").iterdir()} == {
-        figure.file for figure in ENCODER_FIGURES
-    }
     assert "accuracy" in (folder / "results/report.html").read_text()
     return folder / "results/smoke/export"
 

@@ -109,13 +109,13 @@ def test_segments_on_two_pbs_nodes_give_the_same_bytes_as_a_local_run(
     assert hashes(there) == hashes(here)
     assert {Path(name).name for name in hashes(here)} >= {"model.safetensors", "evaluate.json"}
 
-    # Groups make three jobs of nine quick rules (`compare` is for several runs). The controller
+    # Groups make two jobs of six quick rules. The controller
     # plans the segments once the data exist.
     batches = {name for name in submitted if name.startswith(("tokenize", "merge"))}
     doctor, train, segment = "doctor-aurora-2-nodes-2-ranks", "train-smoke", "train-smoke-.6"
     assert submitted.keys() - batches == {
         doctor, "text", "prepare", train, segment, "export_hf-smoke", "evaluate-smoke",
-        "evaluate-smoke-.6", "generate-smoke", "figures",
+        "evaluate-smoke-.6", "generate-smoke", "report",
     }  # fmt: skip
     # A dry run before the data exist knows one job of the chain.
     assert planned["plan_segments"] == planned["train"] == 1

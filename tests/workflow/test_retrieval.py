@@ -18,6 +18,7 @@ from tests.support.workflows import (
     snakemake_alone,
 )
 from tokamake.errors import UserError
+from tokamake.report.report import report
 from tokamake.workflow.retrieval import RULES, RetrievalRules
 
 SECTIONS: dict[str, Any] = {
@@ -82,7 +83,7 @@ def section(**changes: Any) -> dict[str, Any]:
 @pytest.mark.usefixtures("folder")
 def test_each_file_of_passages_is_a_shard() -> None:
     rules = read(**section(index="IVF4,Flat"))
-    assert rules.products == ["results/smoke/retrieval/retrieval.html"]
+    assert rules.products[0] == "results/smoke/retrieval/recall/nq.json"
     job = wildcards(run="smoke", shard="b", questions="nq")
     assert rules.shards(job) == [f"results/smoke/retrieval/embeddings/{n}.json" for n in "ab"]
     assert rules.shard_options(job) == ["--shards=a", "--shards=b"]
@@ -160,7 +161,7 @@ def test_the_dry_run_shows_each_job(folder: Path) -> None:
     planned = jobs(snakemake_alone(folder, "-n", *MINE, "retrieval", "report"))
     assert {name: planned.get(name) for name in (*RULES, "train", "report")} == {
         "embed_passages": 2, "embed_blocks": None, "embed_questions": 1, "index_blocks": None,
-        "search": 1, "search_bm25": None, "evaluate_retrieval": 1, "plot_retrieval": 1,
+        "search": 1, "search_bm25": None, "evaluate_retrieval": 1,
         "retrieval": 1, "train": 1, "report": 1,
     }  # fmt: skip
     ask(folder, 0)
@@ -183,12 +184,13 @@ def test_changed_inputs_redo_what_depends_on_them(tmp_path: Path) -> None:
     config(folder, index={"factory": "IVF2,Flat", "nprobe": 2})
     done = snakemake_alone(folder, *MINE, "retrieval")
     assert done.returncode == 0, done.stdout + done.stderr
-    page = (folder / "results/smoke/retrieval/retrieval.html").read_text()
+    report(folder / "results")
+    page = (folder / "results/report.html").read_text()
     assert "7 questions in nq. The passages were searched with an index: IVF2,Flat" in page
     recall = json.loads((folder / "results/data/bm25/recall/nq.json").read_text())["recall"]
     assert recall["1"] > 0.8
     assert planned_rules(folder) == set()
-    evaluated = {"evaluate_retrieval", "plot_retrieval"}
+    evaluated = {"evaluate_retrieval"}
     ask(folder, 8)
     assert planned_rules(folder) == {"embed_questions", "search", "search_bm25", *evaluated}
     ask(folder, 7)

@@ -162,7 +162,7 @@ def test_from_raw_text_to_a_report_and_a_changed_corpus(workspace: Path) -> None
         "index_chunks": 1,
         "find_neighbors": 8,
     }
-    built = snakemake_alone(workspace, *MINE, "plot")
+    built = snakemake_alone(workspace, *MINE, "report")
     assert built.returncode == 0, built.stderr
     run = workspace / "results/smoke"
     evaluation = json.loads((run / "evaluate.json").read_text())
@@ -171,7 +171,7 @@ def test_from_raw_text_to_a_report_and_a_changed_corpus(workspace: Path) -> None
         assert "without neighbors" not in (workspace / f"logs/smoke/{name}.log").read_text()
     assert json.loads((run / "samples.json").read_text())
     assert "--chunks neighbors/chunks.json" in (run / "export/README.md").read_text()
-    assert (run / "plots/evaluation.html").is_file()
+    assert "Held-out documents" in (workspace / "results/report.html").read_text()
     folder = run / "neighbors"
     assert np.load(folder / "train/docs-0000_text_document.npy").shape[1:] == (2, 4)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.support.html_page import Page
 from tests.support.shared_folders import made_once
 from tests.support.workflows import CONFIG, CORPORA, MINE, jobs, make_workspace, snakemake
 from tokamake.checkpoint.detect import open_any
@@ -39,9 +40,9 @@ def build(folder: Path) -> None:
     planned = jobs(snakemake(folder, "-n", *MINE, "all"))
     of_each = (
         "weigh", "index", "resolve", "train", "model_card", "export_hf", "convert", "evaluate",
-        "generate", "plot",
+        "generate",
     )  # fmt: skip
-    shared = ("sample_corpus", "train_tokenizer", "describe", "compare", "report", "all")
+    shared = ("sample_corpus", "train_tokenizer", "describe", "report", "all")
     assert planned == {**dict.fromkeys(of_each, 2), **dict.fromkeys(shared, 1)} | {
         "tokenize": 6, "merge": 4, "convert": 4, "train": 3, "evaluate": 3,
     }  # fmt: skip
@@ -57,8 +58,7 @@ def test_each_run_has_its_settings_and_its_mixture(swept: Path) -> None:
         run = yaml.safe_load((results / name / "run.yaml").read_text())
         assert (run["seed"], run["train"]["optimizer"]["learning_rate"]) == (seed, rate)
         assert json.loads((results / name / "train.json").read_text())["step"] == steps
-        report = (results / "report.html").read_text()
-        assert f'"run": "{name}"' in report
+        assert name in Page(results / "report.html").sections["overview"]
     weights = {
         name: {line.split()[2] for line in (results / f"data/{name}.weights.txt").open()}
         for name in ("low", "docs")
@@ -78,9 +78,9 @@ def test_a_run_of_segments_is_a_chain_with_an_evaluation_each(swept: Path) -> No
         for name in (".4", "")
     ]
     assert losses[0] != losses[1]
-    page = (run / "plots/evaluation.html").read_text()
-    assert page.index("After each segment") < page.index(f"{losses[0]:.4f}")
-    assert "After each segment" not in (swept / "results/docs/plots/evaluation.html").read_text()
+    texts = Page(swept / "results/report.html").texts
+    assert "Held-out documents over checkpoints" in texts
+    assert "the next segment starts, as planned" in texts
     # If the record of a segment is lost, its job alone reruns; the checkpoint still exists.
     record = (run / "train.4.json").rename(run / "record.json")
     result = snakemake(swept, *MINE, "results/low/train.4.json")
@@ -117,11 +117,11 @@ def test_status_lists_all_finished_jobs(swept: Path, capsys: pytest.CaptureFixtu
     states = [line.split()[0] for line in lines if line.startswith("  ")]
     assert states == ["done", *["done", "training"] * 2, "done"]
     made = "convert 2 of 2, model_card, export_hf"
-    of_run = f"weigh, index, resolve, train, {made}, evaluate, generate, plot"
+    of_run = f"weigh, index, resolve, train, {made}, evaluate, generate"
     assert lines.count(f"  done     {of_run}") == 1
-    of_chain = f"weigh, index, resolve, train 2 of 2, evaluate 2 of 2, {made}, generate, plot"
+    of_chain = f"weigh, index, resolve, train 2 of 2, evaluate 2 of 2, {made}, generate"
     assert lines.count(f"  done     {of_chain}") == 1
-    assert lines[-1] == "  done     compare, report"
+    assert lines[-1] == "  done     report"
 
 
 @pytest.mark.slow
@@ -134,10 +134,10 @@ def test_the_segments_of_a_run_by_epochs_are_planned_from_its_data(swept: Path) 
     config = {**CONFIG, "run": "epochs", "corpora": "epochs.tsv", "train": train}
     (swept / "epochs.yaml").write_text(yaml.safe_dump(config))
     arguments = ("--configfile", "epochs.yaml", "--")
-    planned = jobs(snakemake(swept, "-n", *arguments, "plot"))
+    planned = jobs(snakemake(swept, "-n", *arguments, "evaluate", "generate"))
     of_run = (
         "weigh", "index", "resolve", "plan_segments", "train", "model_card", "export_hf",
-        "evaluate", "generate", "plot",
+        "evaluate", "generate",
     )  # fmt: skip
     assert planned == dict.fromkeys(of_run, 1)
     result = snakemake(swept, *arguments, "train")
@@ -153,8 +153,8 @@ def test_the_segments_of_a_run_by_epochs_are_planned_from_its_data(swept: Path) 
     assert steps == [last, *chain["segments"]]
     for target in ("plan_segments", "train"):
         assert "Nothing to be done" in snakemake(swept, *arguments, target).stderr
-    remaining = jobs(snakemake(swept, "-n", *arguments, "plot"))
-    assert remaining == {**dict.fromkeys(of_run[-5:], 1), "evaluate": len(names)}
+    remaining = jobs(snakemake(swept, "-n", *arguments, "evaluate", "generate"))
+    assert remaining == {**dict.fromkeys(of_run[-4:], 1), "evaluate": len(names)}
     # If a record is lost, its job alone reruns.
     (run / "train.6.json").unlink()
     assert jobs(snakemake(swept, "-n", *arguments, "results/epochs/train.6.json")) == {"train": 1}
@@ -169,7 +169,7 @@ def test_the_segments_of_a_run_by_epochs_are_planned_from_its_data(swept: Path) 
 def test_rules_are_targets_for_all_runs(swept: Path) -> None:
     for target in (
         "train",
-        "plot",
+        "generate",
         "convert",
         "data",
         "results/low/train.json",

@@ -66,20 +66,16 @@ rule all:
 
 def test_config_files_of_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("x: 1")
-    expressions = ("SNAKEMAKE.config_files", "SNAKEMAKE.main_config")
-    names, main = printed(tmp_path, *expressions, options=("--configfile", "a.yaml"))
+    (names,) = printed(tmp_path, "SNAKEMAKE.config_files", options=("--configfile", "a.yaml"))
     assert names.endswith("a.yaml']")
-    assert main == "{'x': 1}"
 
 
 def test_paths_and_declared_resources_without_options(tmp_path: Path) -> None:
     expressions = (
-        *("SNAKEMAKE.config_files", "SNAKEMAKE.main_snakefile", "SNAKEMAKE.repository"),
+        *("SNAKEMAKE.config_files", "SNAKEMAKE.repository"),
         "SNAKEMAKE.declared_resources()['nodes'].value",
     )
-    assert printed(tmp_path, *expressions) == [
-        *("[]", str(tmp_path / "Snakefile"), str(tmp_path.parent), "1")
-    ]
+    assert printed(tmp_path, *expressions) == [*("[]", str(tmp_path.parent), "1")]
 
 
 def test_resources_as_a_profile_gives_them(tmp_path: Path) -> None:
@@ -296,7 +292,7 @@ def test_names_in_a_module(tmp_path: Path) -> None:
 import sys
 print("module:", SNAKEMAKE.renamed("make"), file=sys.stderr)
 print("names:", [SNAKEMAKE.original_name(n) for n in ("inner_make", "all")], file=sys.stderr)
-print("configs:", config, SNAKEMAKE.main_config, file=sys.stderr)
+print("config:", config, file=sys.stderr)
 SNAKEMAKE.on_start(lambda: open("started", "w").close())
 """
         + MAKE
@@ -305,7 +301,7 @@ SNAKEMAKE.on_start(lambda: open("started", "w").close())
     assert done.returncode == 0, done.stderr
     assert "module: inner_make" in done.stderr
     assert "names: ['make', '']" in done.stderr
-    assert "configs: {'a': 1} {'beta': 2}" in done.stderr
+    assert "config: {'a': 1}" in done.stderr
     assert (tmp_path / "started").exists()
 
 

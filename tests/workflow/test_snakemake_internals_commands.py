@@ -13,7 +13,6 @@ from tests.support.paths import ROOT
 
 DIGESTS = {
     "chunk_documents": "2d568988",
-    "compare": "25750190",
     "convert": "5ca43bac",
     "describe": "fc1d60bb",
     "doctor": "4e4e7b46",
@@ -49,14 +48,9 @@ DIGESTS = {
     "merge": "8169afa4",
     "model_card": "e26f786c",
     "plan_segments": "ee88cabe",
-    "plot": "fab9dfc6",
-    "plot_detoxified": "3e166738",
-    "plot_encoder": "7ba64d5e",
-    "plot_finetuned": "9ee1f055",
-    "plot_retrieval": "ff9ba342",
     "prepare_finetune": "a507b61a",
     "push": "9c946d2d",
-    "report": "c0711ce3",
+    "report": "158b8ace",
     "resolve": "23fd3b77",
     "sample_corpus": "5be7d32b",
     "score_texts": "97141bec",

@@ -41,8 +41,8 @@ atexit.register(say_changed)
 """Jobs that write files and do nothing else. At the end, it prints which rules have changed params.
 """
 FOLLOW = {
-    *("all", "find_duplicates", "train", "export_hf", "convert", "plot", "plot_encoder"),
-    *("finetune", "export_finetuned", "plot_finetuned"),
+    *("all", "find_duplicates", "train", "export_hf", "convert"),
+    *("finetune", "export_finetuned"),
 }
 """Rules that have no params, or params that only inputs and names of outputs decide."""
 BOOKS = {"name": "text", "data": ["passages.jsonl"]}

@@ -10,7 +10,7 @@ from tests.support.workflows import CORPORA, MINE, jobs, snakemake, snakemake_al
 
 AFTER_MERGE = [
     "describe", "weigh", "index", "resolve", "train", "model_card", "export_hf", "evaluate",
-    "generate", "plot", "report",
+    "generate", "report",
 ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ if CONFIG.shared.detoxify:
     rule detoxify:
         "Train on the least toxic texts of the model, and compare its toxicity before and after."
         input:
-            expand(rules.plot_detoxified.output, run=CONFIG.runs),
+            expand(rules.measure_toxicity.output, run=CONFIG.runs),
 
 
 if CONFIG.shared.retrieval:

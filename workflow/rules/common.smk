@@ -7,12 +7,6 @@ from tokamake.data.corpus.fetch_batch import ALL
 from tokamake.workflow.options import options
 from tokamake.config.data_set import RUN
 from tokamake.workflow.paths import DOCTOR, split_weights
-from tokamake.workflow.report import (
-    DETOXIFY_FIGURES,
-    FINETUNE_FIGURES,
-    RETRIEVAL_FIGURES,
-    figure_outputs,
-)
 from tokamake.workflow.startup import add_hooks, rule_functions, shell_prefix
 
 shell.prefix(shell_prefix(SNAKEMAKE))

@@ -95,18 +95,3 @@ if CONFIG.shared.detoxify:
             "tokamake measure-toxicity {params.before:q} {params.after:q}"
             " --evaluation-before {input.evaluation_before:q} --evaluation-after {input.evaluation_after:q}"
             " --selection {input.selection:q} --output {output:q} > {log:q} 2>&1"
-
-    rule plot_detoxified:
-        "Write tables of toxicity and perplexity before and after training."
-        input:
-            rules.measure_toxicity.output,
-        output:
-            figure_outputs(DETOXIFY_FIGURES, folder=f"{RUN}/detoxify"),
-        log:
-            "logs/{run}/plot_detoxified.log",
-        benchmark:
-            "results/benchmarks/{run}/plot_detoxified.tsv"
-        conda:
-            ENVIRONMENT
-        shell:
-            "tokamake plot-detoxified --scores {input:q} --output {output:q} > {log:q} 2>&1"

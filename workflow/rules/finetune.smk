@@ -117,24 +117,3 @@ if finetune_rules.names:
             " {params.options:q} --tokenizer {input.tokenizer[0]:q}"
             " --sequence-length {params.sequence_length:q} --batch-size {params.batch_size:q}"
             " --output {output.scores:q} --predictions {output.predictions:q} > {log:q} 2>&1"
-
-    rule plot_finetuned:
-        "Draw the scores of a finetuned model by epoch, and tables of its test sets."
-        input:
-            scores=f"{RUN}/finetune.json",
-            evaluation=f"{RUN}/evaluate_finetuned.json",
-        output:
-            figure_outputs(FINETUNE_FIGURES),
-        log:
-            "logs/{run}/plot_finetuned.log",
-        benchmark:
-            "results/benchmarks/{run}/plot_finetuned.tsv"
-        wildcard_constraints:
-            run=FINETUNED,
-        conda:
-            ENVIRONMENT
-        params:
-            folder=subpath(output[0], parent=True),
-        shell:
-            "tokamake plot-finetuned --scores {input.scores:q} --evaluation {input.evaluation:q}"
-            " --output {params.folder:q} > {log:q} 2>&1"

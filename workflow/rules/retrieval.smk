@@ -123,27 +123,6 @@ if CONFIG.shared.retrieval and retrieval_rules.settings.passages:
             "tokamake evaluate-retrieval {input.found:q} --questions {input.questions:q}"
             " {params.passages:q} --match {params.match:q} --output {output[0]:q} > {log:q} 2>&1"
 
-    rule plot_retrieval:
-        "Write tables of recall, and the first questions with what they found."
-        input:
-            recall=retrieval_rules.recalls,
-            bm25=retrieval_rules.bm25_recalls,
-        output:
-            figure_outputs(RETRIEVAL_FIGURES, folder=RETRIEVAL),
-        log:
-            "logs/{run}/plot_retrieval.log",
-        benchmark:
-            "results/benchmarks/{run}/plot_retrieval.tsv"
-        wildcard_constraints:
-            run=EMBEDDED,
-        conda:
-            ENVIRONMENT
-        params:
-            bm25=lambda wildcards, input: [f"--bm25={path}" for path in input.bm25],
-        shell:
-            "tokamake plot-retrieval {input.recall:q} {params.bm25:q} --output {output:q}"
-            " > {log:q} 2>&1"
-
 
 if CONFIG.shared.retrieval and retrieval_rules.settings.passages and retrieval_rules.settings.bm25:
 

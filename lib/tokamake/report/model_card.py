@@ -99,7 +99,7 @@ def _front_matter(
 
 
 def _introduction(run: "Run", num_parameters: int, *, base_model: str | None) -> str:
-    from tokamake.report.tables import shape_of
+    from tokamake.report.describe_run import shape_of
 
     start = f" Training started from {base_model}." if base_model else ""
     return (
@@ -130,7 +130,7 @@ def _data(corpora: "pd.DataFrame", sources: dict[str, str]) -> str:
 
 
 def _training(run: "Run", trained: dict[str, Any]) -> str:
-    from tokamake.report.tables import losses_of, recipe_of
+    from tokamake.report.describe_run import losses_of, recipe_of
 
     rows: list[tuple[str, ...]] = [
         ("", ""),

@@ -9,8 +9,10 @@ have yet are missing values or missing rows. Rows have the same order in each ca
 """
 
 from tokamake.results.corpora import documents, mixtures
+from tokamake.results.costs import costs
 from tokamake.results.finished_runs import runs, settings
 from tokamake.results.metrics_file import metrics
 from tokamake.results.scores import evaluations
+from tokamake.results.starts import starts
 
-__all__ = ["documents", "evaluations", "metrics", "mixtures", "runs", "settings"]
+__all__ = ["costs", "documents", "evaluations", "metrics", "mixtures", "runs", "settings", "starts"]

@@ -22,7 +22,7 @@ _MAX_SILENT_SECONDS = 600
 """A job of a batch system may outlive Snakemake; it is taken for dead after this time."""
 _GROUPS = {
     **dict.fromkeys(("fetch_weights", "import_checkpoint"), "starts"),
-    **dict.fromkeys(("compare", "report"), "report"),
+    "report": "report",
 }
 """Group of a rule without the wildcard `run`, if it does not make data."""
 

@@ -21,7 +21,7 @@ from tokamake.workflow.exit import exit_on_user_error
 from tokamake.workflow.options import RunSettings, options
 
 RULES = (
-    *("generate_texts", "score_texts", "select_texts", "measure_toxicity", "plot_detoxified"),
+    *("generate_texts", "score_texts", "select_texts", "measure_toxicity"),
     "detoxify",
 )
 """Rules of a config with the section `detoxify`."""

@@ -9,9 +9,7 @@ from tokamake.config.training import LENGTHS
 from tokamake.preflight.finetune import check_files
 from tokamake.preflight.planned import WorkflowConfig
 
-RULES = (
-    *("prepare_finetune", "finetune", "export_finetuned", "evaluate_finetuned", "plot_finetuned"),
-)
+RULES = (*("prepare_finetune", "finetune", "export_finetuned", "evaluate_finetuned"),)
 """Rules whose runs finetune; the runs of other rules pretrain."""
 
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tokamake import files
@@ -28,7 +29,7 @@ from tokamake.workflow.snakemake_internals import check_braces
 
 RULES = (
     *("embed_passages", "embed_blocks", "embed_questions", "index_blocks", "search", "search_bm25"),
-    *("evaluate_retrieval", "plot_retrieval", "retrieval"),
+    *("evaluate_retrieval", "retrieval"),
 )
 """Rules of a config with the section `retrieval`."""
 
@@ -241,12 +242,14 @@ class RetrievalRules:
 
     @property
     def products(self) -> list[str]:
-        """Last files of all runs: the page, or the index or the embeddings of the blocks."""
+        """Last files of all runs: recalls, or the index or the embeddings of the blocks."""
         products = []
         for run in self.names:
             folder = _FOLDER.format(run=run)
             if self.settings.questions:
-                products.append(f"{folder}/retrieval.html")
+                wildcards = SimpleNamespace(run=run)
+                found = [*self.recalls(wildcards), *self.bm25_recalls(wildcards)]
+                products += [path.format(run=run) for path in found]
             elif self.settings.index:
                 products.append(f"{folder}/index.json")
             else:

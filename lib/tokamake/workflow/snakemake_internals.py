@@ -83,17 +83,6 @@ class Snakemake:
         """Files that `--configfile` names."""
         return [str(path) for path in self._workflow.overwrite_configfiles]
 
-    @property
-    def main_snakefile(self) -> str:
-        """Path of the file that Snakemake was started with."""
-        return str(self._workflow.main_snakefile)
-
-    @property
-    def main_config(self) -> dict[str, Any]:
-        """Config of the workflow that Snakemake was started with."""
-        config: dict[str, Any] = self._workflow.modifier_stack[0].globals["config"]
-        return config
-
     def renamed(self, rule: str) -> str:
         """The name under which Snakemake knows a rule of this workflow."""
         name: str = self._renamed(rule)
@@ -391,12 +380,6 @@ def ancient(paths: list[str]) -> list[str]:
     """Input files whose times rerun no job."""
     flagged: list[str] = io.ancient(paths)
     return flagged
-
-
-def in_report(path: str, **options: Any) -> str:
-    """An output that Snakemake's report shows."""
-    output: str = io.report(path, **options)
-    return output
 
 
 def check_braces(paths: Iterable[Path], setting: str) -> None:

@@ -86,7 +86,9 @@ class RuleFunctions:
         self.retro = RetroRules(config)
         self.doctor = DoctorRules(snakemake)
         self.preflight = Preflight(config, snakemake, retrieval=self.retrieval, retro=self.retro)
-        self.report = ReportRules(config, snakemake)
+        self.report = ReportRules(
+            config, segments=self.segments, tasks=self.tasks, retrieval=self.retrieval
+        )
 
 
 def shell_prefix(snakemake: Snakemake) -> str:

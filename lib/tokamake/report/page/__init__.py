@@ -1,0 +1,1 @@
+"""The page report.html: figures with zoom, tables and texts of all runs, in one file."""

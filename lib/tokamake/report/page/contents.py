@@ -1,0 +1,123 @@
+"""Results that the sections of the page show, read once from files."""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from tokamake import files, results
+from tokamake.config.data_set import DEFAULT, DataSet
+from tokamake.config.resolved_run import Run, read_run
+from tokamake.errors import UserError
+from tokamake.report.page.figures import Figures
+from tokamake.results.frames import run_folders
+
+MAX_RUNS = 40
+"""Runs that a page shows."""
+
+
+class PageContents:
+    """Results of runs. A file that is damaged, or not written yet, costs its own part of the page.
+
+    Attributes:
+        results: the results folder.
+        data_set: data folder that the runs share; None: of all runs.
+        folders: folders of the runs, by name.
+        faults: messages about runs that cannot be shown.
+
+    Args:
+        folders: results folders, or folders of single runs.
+        data_set: keep the runs of this data folder alone.
+
+    Raises:
+        UserError: a folder does not exist.
+    """
+
+    def __init__(self, folders: Sequence[Path], *, data_set: str | None = None) -> None:
+        self.faults: list[str] = []
+        self.results = folders[0] if not (folders[0] / "run.yaml").exists() else folders[0].parent
+        self.data_set = data_set
+        self.figures = Figures()
+        readable = [folder for folder in run_folders(folders) if self._is_readable(folder)]
+        newest = sorted(readable, key=lambda folder: -(folder / "run.yaml").stat().st_mtime)
+        self.folders = {folder.name: folder for folder in sorted(newest[:MAX_RUNS])}
+        if len(readable) > MAX_RUNS:
+            self.faults.append(
+                f"{len(readable):,} runs: the newest {MAX_RUNS} are shown; name the folders of "
+                "others: tokamake report results/RUN..."
+            )
+
+    def _is_readable(self, folder: Path) -> bool:
+        try:
+            (data_set,) = _named(results.runs(folder))["data_set"]
+            results.metrics(folder)
+        except UserError as error:
+            self.faults.append(str(error))
+            return False
+        return self.data_set in (None, data_set)
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        return _named(results.runs(*self.folders.values()))
+
+    @cached_property
+    def histories(self) -> dict[str, pd.DataFrame]:
+        """Metrics of each run that has any, by step."""
+        found = {name: results.metrics(folder) for name, folder in self.folders.items()}
+        return {name: history for name, history in found.items() if len(history)}
+
+    @cached_property
+    def evaluations(self) -> pd.DataFrame:
+        return results.evaluations(*self.folders.values())
+
+    @cached_property
+    def mixtures(self) -> pd.DataFrame:
+        return results.mixtures(*self.folders.values())
+
+    @cached_property
+    def documents(self) -> pd.DataFrame:
+        """Datasets of the data folders that the runs share."""
+        found = results.documents(self.results)
+        shown = {self.data_set} if self.data_set else {*self.runs["data_set"]}
+        return found[found["data_set"].isin(shown)] if shown else found
+
+    @cached_property
+    def settings(self) -> dict[str, Run]:
+        """Settings of the runs, except for the ones of another version of tokamake."""
+        found = {}
+        for name, folder in self.folders.items():
+            try:
+                found[name] = read_run(folder / "run.yaml")
+            except UserError as error:
+                self.faults.append(str(error))
+        return found
+
+    @property
+    def data_sets(self) -> dict[str, DataSet]:
+        """Paths of each run's data folder."""
+        named = zip(self.runs["run"], self.runs["data_set"], strict=True)
+        return {run: DataSet(name) for run, name in named}
+
+    def read(self, run: str, path: str) -> Any:
+        """A JSON file in the folder of a run; None: there is none."""
+        return self.read_json(self.folders[run] / path)
+
+    def read_json(self, path: Path, reader: Callable[[Path, str], Any] = files.read_json) -> Any:
+        """A JSON file; None: there is none, or it is damaged, which `faults` says."""
+        if not path.is_file():
+            return None
+        try:
+            return reader(path, "rerun the workflow")
+        except UserError as error:
+            self.faults.append(str(error))
+            return None
+
+
+def _named(runs: pd.DataFrame) -> pd.DataFrame:
+    """Runs with names of data folders, also of a results folder that is not here."""
+    names = runs["data_set"].fillna(DEFAULT)
+    inside = names.str.extract(r"(?:^|/)results/data(?:/([^/]+))?/?$")[0]
+    is_path = names.str.contains("/")
+    return runs.assign(data_set=inside.fillna(DEFAULT).where(is_path, names).astype("string"))

@@ -1,0 +1,93 @@
+"""Mixture of the corpora: asked for, realized, and epochs."""
+
+from html import escape
+
+import pandas as pd
+
+from tokamake.data.samples.index_folder import read_index
+from tokamake.errors import UserError
+from tokamake.report import html_pages
+from tokamake.report.html_pages import cell
+from tokamake.report.page.contents import PageContents
+from tokamake.report.page.figures import Axes
+from tokamake.results.corpora import largest
+
+TITLE = "Mixture"
+PLACE = 30
+
+_HEADER = (
+    *("corpus", "training tokens", "share of tokens", "share asked for", "share of samples"),
+    "epochs",
+)
+_MAX_BARS = 20
+_MANY_EPOCHS = 4.0
+"""Repeats beyond this add little, see Muennighoff et al. 2023 (arXiv 2305.16264)."""
+
+
+def render(contents: PageContents) -> str:
+    """A table and a figure for each mixture; runs with equal shares are shown together."""
+    groups: dict[str, list[pd.DataFrame]] = {}
+    for _, rows in contents.mixtures.groupby("run", sort=False):
+        shares = rows[["corpus", "trained_tokens", "share_of_samples"]].round(3)
+        groups.setdefault(shares.to_csv(index=False), []).append(rows)
+    parts = []
+    for alike in groups.values():
+        names = ", ".join(rows["run"].iloc[0] for rows in alike)
+        title = f"<h3>{escape(names)}</h3>\n" if len(groups) > 1 else ""
+        parts.append(title + _table(contents, alike) + _figure(contents, alike[0]))
+    return "\n".join(parts)
+
+
+def _table(contents: PageContents, alike: list[pd.DataFrame]) -> str:
+    """Shares of each corpus, its epochs in the runs, and a warning about many epochs."""
+    asked = _asked(contents, alike[0]["run"].iloc[0])
+    lines, repeated = [], []
+    for number, row in enumerate(alike[0].itertuples()):
+        epochs = [float(rows["epochs"].iloc[number]) for rows in alike]
+        least, most = (f"{bound(epochs):.2f}" for bound in (min, max))
+        if max(epochs) > _MANY_EPOCHS:
+            repeated.append(row.corpus)
+        lines.append(
+            [
+                row.corpus,
+                f"{row.trained_tokens:,}",
+                f"{row.share_of_tokens:.1%}",
+                cell(asked.get(row.corpus), ".1%"),
+                f"{row.share_of_samples:.1%}" if row.trained_tokens else "held out",
+                "–" if not row.trained_tokens else least if least == most else f"{least}–{most}",
+            ]
+        )
+    table = html_pages.table(_HEADER, lines)
+    if not repeated:
+        return table
+    return table + html_pages.warning(
+        f"{', '.join(repeated)}: more than {_MANY_EPOCHS:g} epochs. Repeated text teaches less "
+        "than new text."
+    )
+
+
+def _figure(contents: PageContents, rows: pd.DataFrame) -> str:
+    shown = largest(rows, _MAX_BARS)
+    figure = contents.figures.bars(
+        "Share of each corpus",
+        [*shown["corpus"]],
+        {
+            "of all tokens": [*shown["share_of_tokens"]],
+            "of the training samples": [*shown["share_of_samples"]],
+        },
+        axes=Axes("corpus", "share", y_form="0.0%"),
+    )
+    return f'<div class="plots">{figure}</div>'
+
+
+def _asked(contents: PageContents, run: str) -> dict[str, float]:
+    """Weight of each corpus in the weighting file, as a share."""
+    try:
+        drawn = read_index(contents.folders[run] / "index")["splits"]["train"]["files"]
+    except (UserError, KeyError):
+        return {}
+    weights: dict[str, float] = {}
+    for file in drawn:
+        weights[file["corpus"]] = weights.get(file["corpus"], 0.0) + file.get("weight", 0.0)
+    whole = sum(weights.values())
+    return {name: weight / whole for name, weight in weights.items()} if whole else {}

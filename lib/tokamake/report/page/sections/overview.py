@@ -1,0 +1,166 @@
+"""The runs at a glance: what was built, with what, how good, how long, at what cost."""
+
+import math
+import shlex
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from tokamake.report import html_pages
+from tokamake.report.describe_run import best_checkpoint, losses_of, recipe_of, shape_of, start_of
+from tokamake.report.html_pages import cell
+from tokamake.report.page.contents import PageContents
+from tokamake.results.costs import costs
+from tokamake.units import duration
+
+TITLE = "Overview"
+PLACE = 0
+
+_HEADER = (
+    *("run", "state", "tokens", "training loss", "validation loss", "perplexity"),
+    *("bits per byte", "training time", "node-hours"),
+)
+
+
+def render(contents: PageContents) -> str:
+    """A sentence and the numbers of the best run; with several runs, a table of all."""
+    if contents.runs.empty:
+        return "<p>No run has begun: the workflow writes run.yaml when its data are ready.</p>"
+    spent = costs(contents.results)
+    best = best_run(contents.runs)
+    several = len(contents.runs) > 1
+    intro = f"<p>The best run is <strong>{escape(best.run)}</strong>.</p>" if several else ""
+    parts = [intro, _sentences(contents, best), _tiles(contents, best, spent=spent)]
+    if several:
+        rows = [_row(contents, run, spent=spent) for run in contents.runs.itertuples()]
+        parts.append(html_pages.table(_HEADER, rows))
+    parts.append(_facts(contents, best))
+    return "\n".join(parts)
+
+
+def best_run(runs: pd.DataFrame) -> Any:
+    """The run with the lowest validation loss, else training loss."""
+    order = ["validation_loss", "last_loss", "run"]
+    return next(runs.sort_values(order, kind="stable").itertuples())
+
+
+def progress(contents: PageContents, name: str) -> tuple[int, int | None]:
+    """Last logged step of a run, and its number of steps."""
+    history, run = contents.histories.get(name), contents.settings.get(name)
+    step = 0 if history is None else int(history["step"].max())
+    return step, run.train.train_steps if run else None
+
+
+def state(contents: PageContents, name: str) -> str:
+    step, steps = progress(contents, name)
+    if (contents.folders[name] / "train.json").is_file():
+        return f"trained, {step:,} steps" if step else "trained"
+    return f"step {step:,} of {steps:,}" if steps else f"step {step:,}"
+
+
+def _latest(contents: PageContents, name: str, kind: str) -> float | None:
+    """Last value of a metric, also of a run that still trains."""
+    history = contents.histories.get(name)
+    if history is None or kind not in history:
+        return None
+    values = history[kind].dropna()
+    return float(values.iloc[-1]) if len(values) else None
+
+
+def _or(value: Any, other: float | None) -> Any:
+    return other if pd.isna(value) else value
+
+
+def _sentences(contents: PageContents, best: Any) -> str:
+    run = contents.settings.get(best.run)
+    if run is None:
+        return ""
+    parameters = "" if pd.isna(best.parameters) else f" with {amount(best.parameters)} parameters"
+    start = f"from run {run.parent}" if run.parent else "from random weights"
+    if run.train.finetune is not None and not run.parent:
+        start = f"from {run.checkpoint}"
+    mixture = contents.mixtures[contents.mixtures["run"] == best.run]
+    corpora = ", ".join(mixture[mixture["share_of_samples"] > 0]["corpus"])
+    on = f" on {escape(corpora)}" if corpora else ""
+    article = "An" if run.architecture.family[0] in "aeiou" else "A"
+    return (
+        f"<p>{article} {escape(run.architecture.family)} model{parameters}, trained "
+        f"{escape(start)}{on}. {escape(state(contents, best.run).capitalize())}.</p>"
+    )
+
+
+def amount(number: float) -> str:
+    """Format a count with three digits: 4.77 M."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:,.0f}"
+
+
+def _tiles(contents: PageContents, best: Any, *, spent: pd.DataFrame) -> str:
+    validation = _or(best.validation_loss, _latest(contents, best.run, "validation_loss"))
+    tokens = _or(best.consumed_tokens, _latest(contents, best.run, "consumed_tokens"))
+    speed = _or(best.tokens_per_second, _latest(contents, best.run, "tokens_per_second"))
+    own = spent[spent["run"].isna() | (spent["run"] == best.run)]
+    trained = own[(own["stage"] == "train") & (own["run"] == best.run)]
+    tiles = [
+        ("validation loss", cell(validation, ".4f"), "nats per token" * (validation is not None)),
+        ("perplexity", cell(best.perplexity, ",.2f"), "held-out documents"),
+        ("bits per byte", cell(best.bits_per_byte, ".4f"), "held-out documents"),
+        ("tokens trained", "–" if tokens is None else amount(tokens), state(contents, best.run)),
+        (
+            "training time",
+            "–" if pd.isna(best.seconds) else duration(best.seconds),
+            "" if speed is None else f"{speed:,.0f} tokens/s",
+        ),
+        (
+            "node-hours",
+            cell(own["node_hours"].sum(), ".3g") if len(own) else "–",
+            f"{trained['node_hours'].sum():.3g} of them training" if len(trained) else "",
+        ),
+    ]
+    items = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(note)}</small></dd></div>"
+        for name, value, note in tiles
+        if value != "–"
+    )
+    return f'<dl class="tiles">{items}</dl>'
+
+
+def _row(contents: PageContents, run: Any, *, spent: pd.DataFrame) -> list[str]:
+    own = spent[spent["run"] == run.run]["node_hours"].sum()
+    losses = (
+        _or(run.last_loss, _latest(contents, run.run, "loss")),
+        _or(run.validation_loss, _latest(contents, run.run, "validation_loss")),
+    )
+    tokens = _or(run.consumed_tokens, _latest(contents, run.run, "consumed_tokens"))
+    return [
+        run.run,
+        state(contents, run.run),
+        "–" if tokens is None else f"{tokens:,.0f}",
+        *(cell(loss, ".4f") for loss in losses),
+        cell(run.perplexity, ",.2f"),
+        cell(run.bits_per_byte, ".4f"),
+        "–" if pd.isna(run.seconds) else duration(run.seconds),
+        cell(own, ".3g") if own else "–",
+    ]
+
+
+def _facts(contents: PageContents, best: Any) -> str:
+    """Shape, recipe, losses and checkpoint of the best run."""
+    run, trained = contents.settings.get(best.run), contents.read(best.run, "train.json")
+    if run is None:
+        return ""
+    values = [("model", shape_of(run)), ("recipe", recipe_of(run)), *start_of(run)]
+    if trained:
+        values += [*losses_of(trained, run), ("checkpoint", trained["checkpoint"])]
+        values.append(("ranks", f"{trained['world_size']:,}"))
+    if run.architecture.is_causal and trained:
+        chosen = best_checkpoint(contents.histories[best.run], Path(trained["checkpoint"]))
+        values.append(("serve the best", f"tokamake serve {shlex.quote(str(chosen))}"))
+    uniform = math.log(run.architecture.vocab_size or 1)
+    if uniform and not run.architecture.has_towers:
+        values.append(("loss of a uniform guess", f"{uniform:.4f} nats per token"))
+    return html_pages.definitions(values)

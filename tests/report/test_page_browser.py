@@ -1,0 +1,107 @@
+"""The page in a real Chromium: figures are drawn, quickly, without errors, and react to keys."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.finished_run import make_results
+from tokamake.report.report import report
+
+selenium = pytest.importorskip("selenium", reason="no selenium; pip install selenium")
+if not (shutil.which("chromium") and shutil.which("chromedriver")):
+    pytest.skip("no Chromium; apt-get install chromium-driver", allow_module_level=True)
+
+from selenium import webdriver  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.common.keys import Keys  # noqa: E402
+from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
+
+RUNS = 20
+DRAWN = "return document.documentElement.dataset.drawn"
+PAINT = (
+    "return performance.getEntriesByName('first-contentful-paint').map(each => each.startTime)[0]"
+)
+START = "return plots.get('figure-3').x_range.start"
+OVERFLOWS = "return document.documentElement.scrollWidth > innerWidth"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
+    """A headless Chromium that reaches no host."""
+    options = webdriver.ChromeOptions()
+    options.binary_location = shutil.which("chromium") or ""
+    folder = tmp_path_factory.mktemp("browser")
+    for argument in (
+        *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+        *(f"--user-data-dir={folder}", "--host-resolver-rules=MAP * ~NOTFOUND"),
+    ):
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    service = webdriver.ChromeService(shutil.which("chromedriver"))
+    with webdriver.Chrome(options, service) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page about 20 runs of 5,000 logged steps."""
+    folder = tmp_path_factory.mktemp("many")
+    results = make_results(folder / "results", [f"run{n}" for n in range(RUNS)], num_steps=5000)
+    report(results)
+    return results / "report.html"
+
+
+def opened(browser: webdriver.Chrome, page: Path, *, width: int, scheme: str) -> None:
+    """Show a page, and wait until its figures are drawn."""
+    media = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": media})
+    size: dict[str, Any] = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    browser.get(page.as_uri())
+    WebDriverWait(browser, 60).until(lambda _: browser.execute_script(DRAWN))
+
+
+def background(browser: webdriver.Chrome) -> str:
+    return browser.find_element(By.TAG_NAME, "body").value_of_css_property("background-color")
+
+
+def test_twenty_runs_are_small_and_drawn_without_errors(
+    browser: webdriver.Chrome, page: Path
+) -> None:
+    assert page.stat().st_size <= 5_000_000
+    opened(browser, page, width=1280, scheme="light")
+    log = browser.get_log("browser")
+    assert [entry for entry in log if entry["level"] in ("WARNING", "SEVERE")] == []
+    figures = browser.find_elements(By.CSS_SELECTOR, "figure.plot .canvas")
+    assert len(figures) >= 6
+    assert all(figure.get_attribute("data-drawn") for figure in figures)
+    assert all(figure.rect["height"] > 200 for figure in figures)
+    assert browser.execute_script(PAINT) <= 2000
+    assert not browser.execute_script(OVERFLOWS)
+    assert background(browser) == "rgba(255, 255, 255, 1)"
+
+
+def test_a_narrow_dark_screen_shows_all(browser: webdriver.Chrome, page: Path) -> None:
+    opened(browser, page, width=400, scheme="dark")
+    assert not browser.execute_script(OVERFLOWS)
+    assert background(browser) == "rgba(20, 23, 27, 1)"
+
+
+def test_keys_zoom_and_names_hide_curves(browser: webdriver.Chrome, page: Path) -> None:
+    opened(browser, page, width=1280, scheme="light")
+    figure = browser.find_element(By.ID, "figure-3")
+    before = browser.execute_script(START)
+    figure.send_keys("+")
+    assert browser.execute_script(START) > before
+    figure.send_keys("0")
+    WebDriverWait(browser, 10).until(lambda _: browser.execute_script(START) == before)
+    figure.send_keys(Keys.ARROW_RIGHT)
+    assert browser.execute_script(START) > before
+    button = browser.find_element(By.CSS_SELECTOR, ".legend button[data-line=run1]")
+    browser.execute_script("arguments[0].click()", button)
+    assert button.get_attribute("aria-pressed") == "false"
+    hidden = "return plots.get('figure-3').renderers.find(each => each.name === 'run1').visible"
+    assert browser.execute_script(hidden) is False

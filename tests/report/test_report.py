@@ -1,0 +1,342 @@
+"""The page about made-up runs: numbers, escaped texts, and files that are missing or damaged."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from tests.support.finished_run import make_results, metric, scores
+from tests.support.html_page import Page
+from tokamake.data.indexed.manifest_counts import filter_name
+from tokamake.errors import UserError
+from tokamake.report.describe_run import best_checkpoint
+from tokamake.report.report import report
+from tokamake.status.jobs import DagJob, write_jobs
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """A results folder with one finished run."""
+    return make_results(tmp_path / "results")
+
+
+def shown(*folders: Path, **options: Any) -> Page:
+    report(*folders, **options)
+    page = Page((folders[0] if len(folders) == 1 else folders[0].parent) / "report.html")
+    assert not any("cannot be shown" in text for text in page.texts)
+    return page
+
+
+def after(texts: list[str], title: str, number: int) -> list[str]:
+    """Texts that follow a title."""
+    start = texts.index(title) + 1
+    return texts[start : start + number]
+
+
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def test_the_page_opens_with_the_run_and_its_numbers(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = shown(results)
+    assert capsys.readouterr().out.startswith(f"{results}/report.html: 1 run, ")
+    assert page.texts[0] == page.texts[2] == "Run trial"
+    overview = page.sections["overview"]
+    assert (
+        "A llama model with 36.7 k parameters, trained from random weights on code, a&b."
+        in (overview[1])
+    )
+    assert after(overview, "validation loss", 1) == ["3.2500"]
+    assert after(overview, "perplexity", 1) == ["2.50"]
+    assert after(overview, "tokens trained", 1) == ["12.8 k"]
+    assert after(overview, "training time", 2) == ["1 min 05 s", "196 tokens/s"]
+    assert after(overview, "training loss", 1) == [
+        "3.1234 nats per token at the last logged step, 6.9000 at the first"
+    ]
+    assert after(overview, "serve the best", 1) == ["tokamake serve training/global_step50"]
+
+
+def test_tables_of_corpora_and_mixtures_have_the_numbers(results: Path) -> None:
+    page = shown(results)
+    corpora = page.sections["corpora"]
+    assert after(corpora, "median length", 27) == [
+        *("code", "2", "20", "6,000", "24.0 kB", "4.00", "0.2500", "300", "128–255"),
+        *("a&b", "1", "10", "2,000", "8.0 kB", "4.00", "0.2500", "200", "64–127"),
+        *("all", "3", "30", "8,000", "32.0 kB", "4.00", "0.2500", "267", "64–127"),
+    ]
+    assert after(corpora, "From raw records to documents", 36)[9:] == [
+        *("code", "2,033", "7", "1,940", "60", "4", "0", "2", "20"),
+        *("a&b", "1,013", "0", "1,000", "0", "2", "0", "1", "10"),
+        *("all", "3,046", "7", "2,940", "60", "6", "0", "3", "30"),
+    ]
+    assert after(corpora, "kind", 7)[1:] == [
+        *("code", "responses with HTTP status 404 (Not Found)", "4", "code", "redirects", "3")
+    ]
+    # Of 12,800 tokens drawn, code gives a quarter, from 0.8 of its 6,000 tokens.
+    mixture = page.sections["mixture"]
+    assert after(mixture, "epochs", 12) == [
+        *("code", "4,800", "75.0%", "–", "25.0%", "0.67"),
+        *("a&b", "1,600", "25.0%", "–", "75.0%", "6.00"),
+    ]
+    assert "a&b: more than 4 epochs. Repeated text teaches less than new text." in mixture
+
+
+def test_filters_have_counts_and_folded_samples(results: Path) -> None:
+    sample = {"hash": "01", "place": "a.jsonl:7"}
+    samples = [
+        {**sample, "verdict": "kept", "text": "all"},
+        {**sample, "verdict": "changed", "text": "one <two> three", "after": "one three"},
+        {**sample, "verdict": "dropped", "reason": "too few", "value": 2, "text": "x & y"},
+    ]
+    dropped = {"too few words": {"documents": 4, "characters": 1200, "value": 10}}
+    counts = {"documents": 40, "changed": {}, "dropped": dropped, "metrics": {}}
+    metadata = json.loads((results / "data/metadata.json").read_text())
+    metadata[0]["filters"] = [
+        {"filter": "length", "options": {"min_words": 3}, **counts, "samples": samples}
+    ]
+    (results / "data/metadata.json").write_text(json.dumps(metadata))
+    page = shown(results)
+    texts = page.sections["corpora"]
+    name = "length (min_words: 3)"
+    assert after(texts, "failed on", 7)[1:] == ["code", name, "40", "4", "0", "36"]
+    assert after(texts, "mean", 7) == [
+        "code",
+        name,
+        "too few words",
+        "4",
+        "10.00%",
+        "-1,200",
+        "2.5",
+    ]
+    assert after(texts, "Samples of filters", 9) == [
+        *("code", name, "x & y", "dropped: too few, 2 · a.jsonl:7"),
+        *("one ", "<two> ", "three", "changed · a.jsonl:7", "all"),
+    ]
+    assert "one <del>&lt;two&gt; </del>three" in (results / "report.html").read_text()
+
+
+def test_long_options_of_filters_are_cut() -> None:
+    sets = {f"set{n}": {"path": [f"data/{n}.jsonl"], "fields": ["q"]} for n in range(3)}
+    entry = {"filter": "decontaminate", "options": {"files": sets}}
+    assert filter_name(entry) == "decontaminate (files: [set0, set1, set2])"
+    long = {"filter": "regex", "options": {"drop": "x" * 100}}
+    assert filter_name(long) == f'regex (drop: "{"x" * 53}…)'
+
+
+def test_quarantined_documents_have_examples(results: Path) -> None:
+    shard = results / "data/shards/code"
+    shard.mkdir(parents=True)
+    entry = {"file": "raw/a.jsonl", "line": 3, "reason": "not JSON", "raw": "<script>{"}
+    (shard / "00000.quarantine.jsonl").write_text(json.dumps(entry) + "\n{broken\n")
+    texts = shown(results).sections["corpora"]
+    assert after(texts, "Examples of quarantined documents", 4) == [
+        *("<script>{", "file raw/a.jsonl, line 3, reason not JSON"),
+        *("{broken\n", "00000.quarantine.jsonl"),
+    ]
+
+
+def test_small_test_sets_are_warned_about_and_scores_stand_over_checkpoints(results: Path) -> None:
+    for step, loss in ((20, 4.0), (40, 3.0)):
+        one = scores(loss)
+        value = {"corpora": {"code": one}, "overall": one}
+        (results / f"trial/evaluate.{step}.json").write_text(json.dumps(value))
+    (results / "trial/tasks").mkdir()
+    for name, accuracy in (("lambada.20", 0.25), ("lambada", 0.5)):
+        value = {"task": "lambada", "scores": {"accuracy": accuracy}}
+        (results / f"trial/tasks/{name}.json").write_text(json.dumps(value))
+    texts = shown(results).sections["evaluation"]
+    assert (
+        "Too few held-out documents to compare models by: code (3 documents, 1,234 tokens)"
+        in (texts[2])
+    )
+    assert after(texts, "bits per byte", 21) == [
+        *("code", "3", "1,234", "4,936", "2.5000", "2.50", "2.5000"),
+        *("a&b", "3", "1,234", "4,936", "–", "–", "–"),
+        *("overall", "3", "1,234", "4,936", "2.5000", "2.50", "2.5000"),
+    ]
+    assert "Held-out documents over checkpoints" in texts
+    assert after(texts, "step 50", 5) == ["lambada", "accuracy", "trial", "0.2500", "0.5000"]
+    assert "Tasks over checkpoints" in texts
+
+
+def test_large_test_sets_have_no_warning(results: Path) -> None:
+    value = scores(2.5) | {"documents": 30, "tokens": 10_000}
+    edit(results / "trial/evaluate.json", corpora={}, overall=value)
+    assert "Too few" not in str(shown(results).sections["evaluation"])
+
+
+def test_runs_are_compared_by_settings_that_differ(tmp_path: Path) -> None:
+    results = make_results(tmp_path / "results", ["low", "middle", "high"])
+    page = shown(results)
+    texts = page.sections["comparison"]
+    assert after(texts, "Settings that differ, and results", 7) == [
+        *("high", "low", "middle", "train.optimizer.learning_rate", "0.003", "0.001", "0.002"),
+    ]
+    assert "Sweep over train.optimizer.learning_rate" in texts
+    assert page.texts[0] == "3 runs: high, low, middle"
+    # Of two folders of runs, the page has these two alone.
+    texts = shown(results / "low", results / "high").sections["comparison"]
+    assert after(texts, "Settings that differ, and results", 2) == ["high", "low"]
+
+
+def test_many_runs_are_rows(tmp_path: Path) -> None:
+    results = make_results(tmp_path / "results", [f"run{number}" for number in range(7)])
+    texts = shown(results).sections["comparison"]
+    assert after(texts, "Settings that differ, and results", 9)[-2:] == ["run0", "0.001"]
+
+
+def test_runs_of_one_data_folder_are_chosen(tmp_path: Path) -> None:
+    results = make_results(tmp_path / "results", ["one", "two"])
+    run = yaml.safe_load((results / "two/run.yaml").read_text())
+    (results / "two/run.yaml").write_text(yaml.safe_dump({**run, "data_root": "results/data/v2"}))
+    assert shown(results, data_set="default").texts[0] == "Run one"
+    assert shown(results, data_set="v2").texts[0] == "Run two on data v2"
+
+
+def test_a_run_that_trains_has_a_page(results: Path) -> None:
+    for name in ("train.json", "evaluate.json", "samples.json"):
+        (results / "trial" / name).unlink()
+    lines = [metric(5, 3.0), metric(10, 2.5), {"step": 10, "validation_loss": 2.75}]
+    metrics = "".join(json.dumps(line) + "\n" for line in lines)
+    (results / "trial/training/metrics.jsonl").write_text(metrics + '{"step": 15, "lo')
+    overview = shown(results).sections["overview"]
+    assert "Step 10 of 50." in overview[1]
+    assert after(overview, "validation loss", 1) == ["2.7500"]
+
+
+def test_a_folder_without_runs_has_a_page(tmp_path: Path) -> None:
+    assert "No run has begun" in shown(tmp_path).sections["overview"][1]
+    with pytest.raises(UserError, match="nowhere: no such folder"):
+        report(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("trial/run.yaml", "run.yaml"),
+        ("trial/training/metrics.jsonl", "metrics.jsonl:1: not a JSON object with a step"),
+        ("trial/evaluate.json", "evaluate.json"),
+        ("trial/samples.json", "samples.json"),
+        ("data/metadata.json", "metadata.json"),
+    ],
+)
+def test_a_damaged_file_costs_its_part_of_the_page(results: Path, name: str, message: str) -> None:
+    (results / name).write_text("[\n")
+    page = shown(results)
+    assert any(message in text for text in page.texts)
+    assert "overview" in page.sections
+
+
+def test_texts_from_outside_are_escaped(results: Path) -> None:
+    hostile = "<script>alert(1)</script>"
+    samples = [{"prompt": hostile, "text": hostile, "num_new_tokens": 7, "stopped": hostile}]
+    (results / "trial/samples.json").write_text(json.dumps(samples))
+    metadata = json.loads((results / "data/metadata.json").read_text())
+    metadata[2]["corpus"] = hostile
+    (results / "data/metadata.json").write_text(json.dumps(metadata))
+    page = shown(results)
+    assert page.sections["samples"].count(hostile) == 3
+    scripts = [values for tag, values in page.attributes if tag == "script"]
+    assert all(not values or "data-figure" in values for values in scripts)
+    assert hostile not in (results / "report.html").read_text()
+
+
+def test_the_page_loads_nothing(results: Path) -> None:
+    page = shown(results)
+    links = [
+        values[name]
+        for _, values in page.attributes
+        for name in ("src", "href")
+        if values.get(name)
+    ]
+    assert all(link.startswith(("#", "data:")) for link in links if link)
+
+
+def test_figures_and_tables_have_labels_for_screen_readers(results: Path) -> None:
+    page = shown(results)
+    figures = [values for _, values in page.attributes if values.get("role") == "img"]
+    assert len(figures) == page.tags["figcaption"] > 5
+    assert all(values["aria-label"] for values in figures)
+    headers = [values for tag, values in page.attributes if tag == "th"]
+    assert all(values.get("scope") in ("row", "col") for values in headers)
+    targets = {values["href"] for tag, values in page.attributes if tag == "a"}
+    assert targets >= {f"#{name}" for name in page.sections if name}
+
+
+def test_the_workflow_is_drawn_with_states(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tokamake.config.data_set import DataSet
+
+    monkeypatch.chdir(results.parent)
+    outputs = {"index": "index/index.json", "train": "train.json", "evaluate": "later.json"}
+    jobs, made = [], []
+    for rule, output in outputs.items():
+        jobs.append(DagJob(rule, "trial", [f"results/trial/{output}"], made, f"logs/{rule}.log"))
+        made = jobs[-1].outputs
+    write_jobs(jobs, DataSet(), rules=())
+    page = shown(Path("results"))
+    texts = page.sections["workflow"]
+    assert texts[1] == "3 jobs: 1 waiting, 2 done."
+    assert [text for text in texts if text[:2] in ("✓ ", "… ")] == [
+        "✓ index", "✓ train", "… evaluate",
+    ]  # fmt: skip
+    assert page.tags["path"] == 2
+
+
+def test_commands_and_versions_are_listed(results: Path) -> None:
+    record = results / "trial/.made_from/train.json.json"
+    record.parent.mkdir()
+    record.write_text(json.dumps({"rule": "train", "shellcmd": "tokamake train & wait"}))
+    environment = {"commit": "abc123", "changed_files": ["a.py"], "packages": {"torch": "2.13"}}
+    (results / "trial/environment.json").write_text(json.dumps(environment))
+    texts = shown(results).sections["provenance"]
+    assert after(texts, "commit", 1) == ["abc123, with changes in a.py"]
+    assert after(texts, "versions", 1) == ["tokamake 9.9.9, torch 2.0"]
+    assert after(texts, "Packages: 1", 2) == ["torch", "2.13"]
+    assert "tokamake train & wait" in after(texts, "train: 1 files", 1)[0]
+
+
+def test_spikes_and_phases_are_events(results: Path) -> None:
+    event = {"step": 20, "case": "spike", "reason": "loss 9 is high", "action": "skip"}
+    (results / "trial/training/events.jsonl").write_text(json.dumps(event) + "\n")
+    run = yaml.safe_load((results / "trial/run.yaml").read_text())
+    run["train"]["finetune"] = False
+    changed = {**run, "parent": "first", "step": 10}
+    (results / "trial/run.yaml").write_text(yaml.safe_dump(changed))
+    texts = shown(results).sections["curves"]
+    assert after(texts, "time", 6) == [
+        *("trial", "10", "continues run first", "trial", "20", "spike: loss 9 is high (skip)")
+    ]
+
+
+def test_encoders_have_accuracies(results: Path) -> None:
+    shares = {"validation_token_accuracy": 0.25, "validation_accuracy_at_5": 0.5}
+    with (results / "trial/training/metrics.jsonl").open("a") as metrics:
+        metrics.write(json.dumps({"step": 50, **shares}) + "\n")
+    texts = shown(results).sections["curves"]
+    assert after(texts, "Accuracy in validation", 2) == ["tokens", "in the top 5"]
+
+
+@pytest.mark.parametrize(
+    ("losses", "kept", "best"),
+    [
+        ({2: 3.0, 4: 1.0, 6: 2.0}, (2, 4, 6), 4),
+        ({2: 3.0, 4: 1.0, 6: 2.0}, (2, 6), 6),
+        ({2: 1.0, 4: 2.0, 6: 1.0}, (2, 4, 6), 6),
+        ({2: 1.0}, (4, 6), 6),
+        ({}, (4, 6), 6),
+    ],
+    ids=["lowest", "lowest of the kept", "later of equals", "none validated", "no validation"],
+)
+def test_the_best_checkpoint_has_the_lowest_loss(
+    tmp_path: Path, losses: dict[int, float], kept: tuple[int, ...], best: int
+) -> None:
+    for step in kept:
+        (tmp_path / f"global_step{step}").mkdir()
+    history = pd.DataFrame({"step": losses.keys(), "validation_loss": losses.values()})
+    chosen = best_checkpoint(history, tmp_path / "global_step6")
+    assert chosen == tmp_path / f"global_step{best}"
