@@ -11,6 +11,7 @@ import argparse
 import time
 from collections import Counter
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -93,34 +94,48 @@ def _kind(ours: tuple[str | None, str], theirs: tuple[str | None, str]) -> str:
 def print_speeds(texts: list[str], *, rounds: int) -> None:
     """Print MB/s of each filter and of all of them."""
     print(f"{len(texts):,} documents, {_megabytes(texts):.1f} MB\n")
-    chains: dict[str, tuple[list[Decide], list[Decide]]] = {
-        name: ([filter_of(name)], [ours(name)]) for name in ORDER
-    }
-    chains["all four"] = [filter_of(name) for name in ORDER], [ours(name) for name in ORDER]
     print("| filters | datatrove, MB/s | tokamake, MB/s | times |\n| --- | ---: | ---: | ---: |")
-    for name, pair in chains.items():
-        slow, fast = _speeds(pair, texts, rounds=rounds)
-        print(f"| {name} | {slow:.2f} | {fast:.1f} | {fast / slow:.0f} |", flush=True)
-    for title, options in (
-        ("language", {}),
-        ("language, first 500 characters", {"max_characters": 500}),
-    ):
-        chain = [ours("language", languages=["en"], **options), *chains["all four"][1]]
-        slow, fast = _speeds((chains["all four"][0], chain), texts, rounds=rounds)
-        print(f"| all four; tokamake also {title} | {slow:.2f} | {fast:.1f} | {fast / slow:.0f} |")
+    for name in ORDER:
+        _print_speeds([filter_of(name)], {name: [ours(name)]}, texts=texts, rounds=rounds)
+    four = [ours(name) for name in ORDER]
+    language = ours("language", languages=["en"])
+    beginning = ours("language", languages=["en"], max_characters=500)
+    chains = {
+        "all four": four,
+        "all four; tokamake also language": [language, *four],
+        "all four; tokamake also language, first 500 characters": [beginning, *four],
+    }
+    _print_speeds([filter_of(name) for name in ORDER], chains, texts=texts, rounds=rounds)
+    for name, kind in (("fix_text", "FTFYFormatter"), ("pii", "PIIFormatter")):
+        formatter = getattr(import_module("datatrove.pipeline.formatters"), kind)()
+        _print_speeds([formatter.format], {name: [ours(name)]}, texts=texts, rounds=rounds)
 
 
-def _speeds(pair: tuple[list[Any], list[Any]], texts: list[str], *, rounds: int) -> list[float]:
-    """MB/s of two chains of filters: medians of rounds in turns."""
-    seconds: tuple[list[float], list[float]] = ([], [])
+def _print_speeds(
+    theirs: list[Callable[[str], Any]],
+    chains: dict[str, list[Decide]],
+    *,
+    texts: list[str],
+    rounds: int,
+) -> None:
+    """Print MB/s of datatrove's chain and of each of ours, and the median of their ratios.
+
+    Each chain reads all documents in each round; every second round has the other order.
+    """
+    contestants: list[list[Any]] = [theirs, *chains.values()]
+    seconds: list[list[float]] = [[] for _ in contestants]
     for number in range(rounds):
-        for place in (0, 1) if number % 2 else (1, 0):
+        for chain, times in [*zip(contestants, seconds, strict=True)][:: -1 if number % 2 else 1]:
             start = time.process_time()
             for text in texts:
-                for decide in pair[place]:
+                for decide in chain:
                     decide(text)
-            seconds[place].append(time.process_time() - start)
-    return [_megabytes(texts) / median(times) for times in seconds]
+            times.append(time.process_time() - start)
+    size = _megabytes(texts)
+    slow = size / median(seconds[0])
+    for name, times in zip(chains, seconds[1:], strict=True):
+        ratio = median(a / b for a, b in zip(seconds[0], times, strict=True))
+        print(f"| {name} | {slow:.2f} | {size / median(times):.1f} | {ratio:.0f} |", flush=True)
 
 
 def _sample(texts: list[str], number: int) -> list[str]:
