@@ -124,7 +124,11 @@ class NeighborEncoder(nn.Module):
         x_NrD = first(x_NrD, x_NmD, mask_N11r, UNMASKED, dropout)
         for layer in rest:
             x_NrD = layer(x_NrD, None, None, mask_N11r, dropout)
-        return EncodedNeighbors(shared_input(x_NrD, self._mesh), chunks)
+        x_NrD = shared_input(x_NrD, self._mesh)
+        if self._mesh.tensor.size > 1 and not self._mesh.sequence_parallel:
+            # It is a view, and FSDP2 warns of a layer that returns one.
+            x_NrD = x_NrD.clone()
+        return EncodedNeighbors(x_NrD, chunks)
 
 
 class RetrievalLayer(TransformerLayer):

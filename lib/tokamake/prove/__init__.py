@@ -1,0 +1,1 @@
+"""Proofs that a layout trains as one process does."""

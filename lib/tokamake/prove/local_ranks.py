@@ -1,0 +1,98 @@
+"""Ranks on this machine, as forks of this process, which has imported torch."""
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokamake.errors import UserError
+from tokamake.runtime.ranks import Ranks
+
+if TYPE_CHECKING:
+    import torch
+
+_SECONDS = 1800
+"""Time after which ranks that wait for each other end."""
+
+
+def on_local_ranks(
+    work: Callable[[Ranks, "torch.device"], list[str]], world_size: int
+) -> list[str]:
+    """Call a function on ranks that communicate through gloo; return what rank 0 returns.
+
+    Raises:
+        UserError: raised on rank 0.
+        RuntimeError: a rank failed; the message has its traceback.
+    """
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory(prefix="prove-") as folder:
+        processes = [
+            context.Process(target=_rank, args=(work, rank, world_size, Path(folder)), daemon=True)
+            for rank in range(world_size)
+        ]
+        try:
+            for process in processes:
+                process.start()
+            return _collect(processes, Path(folder))
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+
+
+def _collect(processes: list[Any], folder: Path) -> list[str]:
+    """Wait for all ranks, or for the first one that fails."""
+    running = {process.sentinel: process for process in processes}
+    while running:
+        for sentinel in multiprocessing.connection.wait([*running]):
+            process = running.pop(sentinel)
+            process.join()
+            if process.exitcode:
+                _raise_first(folder)
+    return (folder / "result").read_text(encoding="utf-8").splitlines()
+
+
+def _raise_first(folder: Path) -> None:
+    refused = folder / "refused"
+    if refused.exists():
+        raise UserError(refused.read_text(encoding="utf-8"))
+    errors = sorted(folder.glob("*.error"))
+    text = errors[0].read_text(encoding="utf-8") if errors else "a rank was killed"
+    raise RuntimeError(text)
+
+
+def _rank(
+    work: Callable[[Ranks, "torch.device"], list[str]], rank: int, world_size: int, folder: Path
+) -> None:
+    import torch
+    import torch.distributed as dist
+
+    os.environ["LOCAL_RANK"] = str(rank)  # DeepSpeed reads it
+    os.environ["TORCH_GLOO_LAZY_INIT"] = "1"  # few of many ranks talk to each other
+    code = 1
+    try:
+        torch.set_num_threads(1)
+        store = dist.FileStore(str(folder / "rendezvous"), world_size)
+        limit = timedelta(seconds=_SECONDS)
+        dist.init_process_group(
+            "gloo", store=store, rank=rank, world_size=world_size, timeout=limit
+        )
+        lines = work(Ranks(rank, world_size, rank, world_size), torch.device("cpu"))
+        if rank == 0:
+            (folder / "result").write_text("\n".join(lines), encoding="utf-8")
+        dist.barrier()
+        code = 0
+    except UserError as error:
+        if rank == 0:
+            (folder / "refused").write_text(str(error), encoding="utf-8")
+    except BaseException:
+        (folder / f"{rank}.error").write_text(traceback.format_exc(), encoding="utf-8")
+    finally:
+        sys.stdout.flush()
+        os._exit(code)  # gloo's threads would abort at Python's own exit

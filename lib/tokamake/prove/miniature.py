@@ -1,0 +1,159 @@
+"""A run in miniature: the same layout and the same settings of a step, with tiny sizes."""
+
+import math
+from typing import Any
+
+from pydantic import ValidationError
+
+from tokamake import plugins
+from tokamake.config.architecture import Architecture
+from tokamake.config.objective import SECTIONS, objective_section
+from tokamake.config.parallel import ParallelSettings
+from tokamake.config.resolved_run import Run
+from tokamake.config.training import TrainSettings
+from tokamake.errors import UserError
+
+_HEAD_DIM, _HIDDEN_SIZE = 8, 32
+_LENGTH = 16
+"""Least number of tokens of a sample."""
+_VOCABULARY = 61
+"""Odd, so that tensor-parallel ranks have uneven parts of it."""
+
+
+def shortened(run: Run, most: int) -> Run:
+    """The run with a pipeline that is short enough for `most` ranks; other sizes stay.
+
+    Raises:
+        UserError: tensor and context parallelism alone need more ranks.
+    """
+    parallel = run.train.parallel
+    ranks = parallel.pipeline_parallel_size
+    while ranks > 2 and num_ranks(run) > most:
+        ranks //= 2
+        layout = {"pipeline_parallel_size": ranks, "pipeline_layers": ()}
+        parallel = parallel.model_copy(update=layout)
+        run = run.model_copy(update={"train": run.train.model_copy(update={"parallel": parallel})})
+    if num_ranks(run) > most:
+        raise UserError(
+            f"train.parallel: a miniature of this layout needs {num_ranks(run)} ranks, and "
+            f"{most} may run on this machine; start it with a launcher on nodes of the run, or "
+            "raise --most-ranks"
+        )
+    return run
+
+
+def num_ranks(run: Run) -> int:
+    """Ranks of the miniature: as few data-parallel ranks as show what data parallelism does."""
+    parallel = run.train.parallel
+    sharers = (
+        parallel.tensor_parallel_size
+        * parallel.context_parallel_size
+        * parallel.pipeline_parallel_size
+    )
+    return sharers * (4 if parallel.data_parallel_replicate_size > 1 else 2)
+
+
+def miniature(run: Run, world_size: int, *, precision: str) -> Run:
+    """The run with a tiny model, short samples, small batches and random weights."""
+    train, parallel = run.train, _tiny_layout(run.train.parallel)
+    micro = min(train.micro_batch_size, 2)
+    data = parallel.data_parallel_size(world_size)
+    accumulates = train.global_batch_size > train.micro_batch_size * data
+    num_batches = max(parallel.pipeline_parallel_size, 2 if accumulates else 1)
+    architecture = _tiny_model(run.architecture, parallel)
+    length = _length(architecture, parallel)
+    changed: dict[str, Any] = {
+        "parallel": parallel.model_dump(),
+        "precision": precision,
+        "micro_batch_size": micro,
+        "global_batch_size": micro * data * num_batches,
+        "rampup_batch_size": None,
+        "sequence_length": length,
+        "train_steps": 8,
+        "finetune": None,
+        "compile": False,
+        "fim": {},
+        **_without_measurements(train),
+        "skip_data": (),
+        "profile_steps": None,
+        # Gradients of a tiny model are small, and clipping has to act.
+        **({"gradient_clipping": 0.05} if train.gradient_clipping else {}),
+    }
+    if precision == "fp16":
+        changed["loss_scaling"] = {"static": True, "initial_scale": 256.0}
+    else:
+        changed["loss_scaling"] = {}
+    settings = type(train).model_validate({**train.model_dump(), **changed})
+    return run.model_copy(
+        update={
+            "architecture": architecture,
+            "train": settings,
+            "checkpoint": None,
+            "parent": None,
+            "step": 0,
+            "consumed_samples": 0,
+            "eod": None if run.eod is None else 7,
+        }
+    )
+
+
+def _without_measurements(train: TrainSettings) -> dict[str, Any]:
+    """The objective's section without what validations measure, which may need large batches."""
+    if train.objective not in SECTIONS:
+        return {}
+    section = objective_section(train)
+    lists = [name for name in section.without_effect if isinstance(getattr(section, name), tuple)]
+    return {train.objective: section.model_dump() | dict.fromkeys(lists, ())}
+
+
+def _tiny_layout(parallel: ParallelSettings) -> ParallelSettings:
+    """The layout with at most two replicas, and stages of at most two layers."""
+    return ParallelSettings.model_validate(
+        {
+            **parallel.model_dump(),
+            "data_parallel_replicate_size": min(parallel.data_parallel_replicate_size, 2),
+            "pipeline_layers": tuple(min(each, 2) for each in parallel.pipeline_layers),
+        }
+    )
+
+
+def _tiny_model(architecture: Architecture, parallel: ParallelSettings) -> Architecture:
+    """The architecture with few heads, layers and tokens; its choices stay."""
+    tensor, context = parallel.tensor_parallel_size, parallel.context_parallel_size
+    heads, groups = architecture.num_attention_heads, architecture.num_key_value_heads
+    ulysses = context if parallel.context_parallel_method == "ulysses" else 1
+    fewest = math.lcm(tensor * ulysses, 2)
+    # As many key-value heads as ranks need to have parts or copies of them as in the run.
+    few_groups = groups if groups < tensor else math.gcd(groups, math.lcm(tensor * ulysses, 2))
+    few_heads = math.lcm(few_groups, fewest)
+    if groups < heads and few_groups == few_heads:
+        few_heads *= 2
+    changed = {
+        "vocab_size": max(_VOCABULARY, 4 * tensor - 1),
+        "hidden_size": max(_HIDDEN_SIZE, 8 * tensor),
+        "intermediate_size": 8 * math.lcm(tensor, 4),
+        "num_attention_heads": few_heads,
+        "num_key_value_heads": few_groups,
+        "head_dim": _HEAD_DIM,
+    }
+    layers = sum(parallel.pipeline_layers) or max(2, parallel.num_stages)
+    while True:
+        try:
+            sizes = changed | {"num_hidden_layers": layers}
+            return Architecture.model_validate({**architecture.model_dump(), **sizes})
+        except ValidationError:  # some families need a later layer
+            if layers >= architecture.num_hidden_layers:
+                raise
+            layers += 1
+
+
+def _length(architecture: Architecture, parallel: ParallelSettings) -> int:
+    """Tokens of a sample that all ranks can divide."""
+    tensor, context = parallel.tensor_parallel_size, parallel.context_parallel_size
+    multiple = math.lcm(2 * context * tensor, _chunk_length(architecture))
+    return -(-_LENGTH // multiple) * multiple
+
+
+def _chunk_length(architecture: Architecture) -> int:
+    settings = plugins.constant("models/*/model", architecture.family, "SETTINGS")
+    return architecture.setting("chunk_length") if "chunk_length" in settings else 1

@@ -1,0 +1,248 @@
+"""Training in one process: no back end, mesh, shards, pipeline, recomputation or accumulated means.
+
+It shares the model, the losses and the update rule of the optimizer with a run, and nothing that
+divides a run among ranks. Where a layout differs from it, the layout is wrong.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tokamake import plugins
+from tokamake.checkpoint import model_tensors
+from tokamake.checkpoint.tensors.extents import whole_slices
+from tokamake.config.resolved_run import Run
+from tokamake.models.common.language_model import DropoutRates, Predictions, predictions
+from tokamake.optim._groups import parameter_groups, set_rates
+from tokamake.optim._sharded_parameters import WholeParameters
+from tokamake.parallel.loss import NO_LABEL
+from tokamake.parallel.mesh import SINGLE_RANK
+from tokamake.parallel.tensor import placements
+from tokamake.prove.random_samples import NUM_CORPORA, rank_ids, step_samples
+from tokamake.train.batch import MicroBatch
+from tokamake.train.numerics import precision_of
+from tokamake.train.objectives._base import Labels, ObjectiveBase, objective_class
+from tokamake.train.pipeline_stages import DTYPES
+
+
+class PlainStep(NamedTuple):
+    """A step of training."""
+
+    loss: float
+    """Mean over the labels of the global batch, plus the mean over its samples with labels."""
+    grad_norm: float
+    """Norm of the whole gradient before clipping."""
+    gradients: dict[str, Tensor]
+    """Clipped gradient of each tensor, fp32, by its name in checkpoints."""
+    corpora: tuple[tuple[float, float], ...] = ()
+    """Sum of the losses of tokens, and number of labels, of each corpus; empty: not measured."""
+
+
+class PlainTraining(NamedTuple):
+    """Steps of training, and what came of them."""
+
+    validation: float | None
+    """Loss of the samples after the last step, before the first step; None: they have no label."""
+    steps: list[PlainStep]
+    initial: dict[str, Tensor]
+    """Weights before the first step, fp32."""
+    weights: dict[str, Tensor]
+    """Weights after the last step, fp32."""
+
+
+def rates(run: Run, step: int) -> dict[str, float]:
+    """Learning rate and weight decay of a step; the rate grows."""
+    optimizer = run.train.optimizer
+    return {
+        "learning_rate": optimizer.used("learning_rate") * (step + 1) / 2,
+        "weight_decay": optimizer.used("weight_decay"),
+    }
+
+
+def train_plainly(run: Run, *, num_steps: int, rounds: bool = False) -> PlainTraining:
+    """Train a run's model from its random weights on random samples.
+
+    Args:
+        run: a run with its precision; see `with_precision`. Its index and its data are not read.
+        rounds: before each step, change each weight by about as much as rounding does. The result
+            differs from one without by as much as rounding explains.
+    """
+    return _Plain(run, rounds=rounds).train(num_steps)
+
+
+class _Plain:
+    def __init__(self, run: Run, *, rounds: bool) -> None:
+        self.run, self.rounds = run, rounds
+        self.generator = torch.Generator().manual_seed(run.seed)
+        self.objective: ObjectiveBase = objective_class(run.train.objective)(run)
+        with torch.device("meta"):
+            self.model: Any = plugins.load("models/*/model", run.architecture.family).Model(
+                run.architecture
+            )
+        self.model.to_empty(device="cpu")
+        dropout = run.train.dropout.rates
+        if any(dropout) or self.model.has_own_dropout:
+            self.model.dropout_rates = DropoutRates(*dropout, run.seed)
+        self.masters = self._initial_weights()
+        self.optimizer = self._build_optimizer()
+
+    def _initial_weights(self) -> dict[str, nn.Parameter]:
+        weights = model_tensors.random_weights(self.run.architecture, self.run.seed)
+        masters = {}
+        for name, parameter in self.model.named_parameters():
+            values = torch.empty(parameter.shape)
+            saved = self.model.tensor_name(name)
+            for at, drawn in weights.tiles(
+                saved, parameter.shape, place=whole_slices(parameter.shape)
+            ):
+                values[at] = torch.from_numpy(drawn)
+            masters[name] = nn.Parameter(values)
+        return masters
+
+    def _build_optimizer(self) -> torch.optim.Optimizer:
+        settings = self.run.train.optimizer
+        groups = parameter_groups(
+            self.masters.items(), settings.used("weight_decay"), placements=placements(self.model)
+        )
+        optimizer: torch.optim.Optimizer = plugins.load("optim", settings.name).build(
+            groups, settings, whole=WholeParameters()
+        )
+        return optimizer
+
+    def train(self, num_steps: int) -> PlainTraining:
+        """Validate once, then train."""
+        initial = self._saved(self.masters)
+        self._set_mode("eval")
+        with torch.no_grad():
+            validation = self._loss(num_steps, numbers=False)
+        steps = [self._step(step) for step in range(num_steps)]
+        self._set_mode("eval")
+        return PlainTraining(
+            None if validation is None else validation.item(),
+            steps,
+            initial,
+            self._saved(self.masters),
+        )
+
+    def _step(self, step: int) -> PlainStep:
+        self._set_mode("train")
+        if self.rounds:
+            self._add_rounding()
+        self.corpora = torch.zeros(NUM_CORPORA, 2, dtype=torch.float64)
+        loss = self._loss(step, numbers=True)
+        corpora = tuple((losses, labels) for losses, labels in self.corpora.tolist())
+        limit = self.run.train.gradient_clipping or torch.inf
+        norm = nn.utils.clip_grad_norm_(self.masters.values(), limit)
+        gradients = {
+            name: master.grad.clone() if master.grad is not None else torch.zeros_like(master)
+            for name, master in self.masters.items()
+        }
+        set_rates(self.optimizer, **rates(self.run, step))
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return PlainStep(
+            0.0 if loss is None else loss.item(), norm.item(), self._saved(gradients), corpora
+        )
+
+    @torch.no_grad()
+    def _add_rounding(self) -> None:
+        unit = torch.finfo(DTYPES[precision_of(self.run)]).eps
+        for master in self.masters.values():
+            noise = torch.randn(master.shape, generator=self.generator)
+            master.addcmul_(master, noise, value=unit / 4)
+
+    def _set_mode(self, mode: str) -> None:
+        getattr(self.model, mode)()
+        if hasattr(self.optimizer, mode):
+            getattr(self.optimizer, mode)()
+
+    def _loss(self, step: int, *, numbers: bool) -> Tensor | None:
+        """Loss of a step's samples; adds up gradients in fp32 if torch records them."""
+        self._round()
+        ids = rank_ids(self.run, SINGLE_RANK, step=step)
+        assert ids.corpora is not None
+        self._corpora = ids.corpora.flatten().tolist()
+        batches = [
+            self.objective.to_batch(rows, sample_numbers=numbers_B if numbers else None)
+            for rows, numbers_B in zip(
+                step_samples(self.objective, step=step), ids.numbers, strict=True
+            )
+        ]
+        if self.objective.compares_samples:
+            self.objective.look_ahead(self._predict, batches)
+        num_labels = sum(int((batch.labels != NO_LABEL).sum()) for batch in batches)
+        num_samples = _num_samples(batches)
+        if not num_labels + num_samples:
+            return None
+        total = torch.zeros(())
+        for batch in batches:
+            loss = self._mean(batch, num_labels=max(1, num_labels), num_samples=max(1, num_samples))
+            if loss.requires_grad:
+                scale = self.run.train.loss_scaling.initial_scale if self._is_fp16 else 1.0
+                (loss * scale).backward()
+                self._take_gradients(scale)
+            total += loss.detach()
+        return total
+
+    def _mean(self, batch: MicroBatch, *, num_labels: int, num_samples: int) -> Tensor:
+        """Part of a micro batch in the mean over the labels, and over the samples, of the step."""
+        predicted = self._predict(batch)
+        if self.run.train.log_corpus_losses and self.model.training:
+            self._measure_corpora(predicted.logits, batch.labels)
+        losses = self.objective.losses(predicted, Labels(batch.labels, batch.sample_labels))
+        mean = losses.tokens / num_labels
+        if predicted.auxiliary_loss is not None and self.model.training:
+            share = (batch.labels != NO_LABEL).sum() / num_labels
+            mean = mean + predicted.auxiliary_loss * share
+        if losses.samples is not None:
+            mean = mean + losses.samples / num_samples
+        return mean
+
+    @torch.no_grad()
+    def _measure_corpora(self, logits_BLV: Tensor, labels_BL: Tensor) -> None:
+        """Add the losses and the labels of each row to the sums of its corpus."""
+        losses_BL = nn.functional.cross_entropy(
+            logits_BLV.double().movedim(-1, 1), labels_BL, ignore_index=NO_LABEL, reduction="none"
+        )
+        for losses_L, labels_L in zip(losses_BL, labels_BL, strict=True):
+            corpus = self._corpora.pop(0)
+            self.corpora[corpus, 0] += losses_L.sum()
+            self.corpora[corpus, 1] += (labels_L != NO_LABEL).sum()
+
+    def _predict(self, batch: MicroBatch) -> Predictions:
+        return predictions(self.model(batch.inputs, **batch.further_inputs))
+
+    @property
+    def _is_fp16(self) -> bool:
+        return precision_of(self.run) == "fp16"
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        """Give the model the weights in the precision of the run."""
+        dtype = DTYPES[precision_of(self.run)]
+        for name, parameter in self.model.named_parameters():
+            parameter.data = self.masters[name].detach().to(dtype)
+            parameter.grad = None
+
+    def _take_gradients(self, scale: float) -> None:
+        """Add the gradients of a micro batch in fp32."""
+        for name, parameter in self.model.named_parameters():
+            if parameter.grad is None:
+                continue
+            gradient, master = parameter.grad.float() / scale, self.masters[name]
+            master.grad = gradient if master.grad is None else master.grad + gradient
+            parameter.grad = None
+
+    def _saved(self, named: "dict[str, Any]") -> dict[str, Tensor]:
+        """Copies of tensors by their names in checkpoints."""
+        rename = self.model.tensor_name
+        return {rename(name): tensor.detach().clone() for name, tensor in named.items()}
+
+
+def _num_samples(batches: Sequence[MicroBatch]) -> int:
+    """Samples of a step that have a label."""
+    if batches[0].num_sample_labels is not None:
+        return batches[0].num_sample_labels
+    return sum(len(each.sample_labels) for each in batches if each.sample_labels is not None)

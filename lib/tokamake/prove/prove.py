@@ -1,0 +1,116 @@
+"""The tool `prove`: a run's layout trains as one process does, shown in miniature."""
+
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tokamake.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+    from tokamake.config.resolved_run import Run
+    from tokamake.runtime.ranks import Ranks
+
+_MOST_LINES = 20
+"""Lines of differences that are printed."""
+
+
+def prove(
+    *,
+    config: Path,
+    run: str | None = None,
+    architecture: Path | None = None,
+    most_ranks: int = 64,
+) -> None:
+    """Prove that a run's layout computes the gradients of one process, with a tiny model.
+
+    It takes the run's parallelism, back end, ZeRO stage, recomputation, objective, family,
+    optimizer, dropout and packing, and makes the model, the samples and the batches tiny. Two steps
+    on all ranks are compared with two steps in one process that divides nothing: losses, the norm
+    and each tensor of the gradients, and the updated weights. First in fp32, where a wrong factor
+    cannot hide, then in the precision of the run.
+
+    Alone, it starts its ranks on the cores of this machine. Started on several ranks, by torchrun,
+    mpiexec or srun, it uses these and their devices. Nothing of the run is read or written. The
+    exit status is 1 if anything differs.
+
+    Args:
+        config: A run.yaml, as `tokamake resolve` writes it, or a config of the workflow, before
+            its data exist.
+        run: Run of the config's table of runs; default: each run that pretrains.
+        architecture: File of the model, such as config/models/llama2-7b.yaml, if the checkpoint
+            that has it is not here; default: as the config says.
+        most_ranks: Ranks that it may start on this machine; a longer pipeline is shortened.
+    """
+    from tokamake.prove.local_ranks import on_local_ranks
+    from tokamake.prove.miniature import num_ranks, shortened
+    from tokamake.prove.planned_runs import read_any
+    from tokamake.runtime.process_group import joined
+    from tokamake.runtime.rank_errors import leave
+    from tokamake.runtime.ranks import Ranks
+
+    ranks = Ranks.find()
+    runs = read_any(config, run, architecture=architecture)
+    if ranks.world_size > 1:
+        failed = False
+        with joined(ranks) as device:
+            for each in runs:
+                failed |= _report(each, ranks.world_size, _prove(each, ranks, device), ranks=ranks)
+        leave(ranks, int(failed))
+    if most_ranks < 2:
+        raise UserError(f"--most-ranks {most_ranks}: give 2 or more")
+    failed = False
+    for each in runs:
+        short = shortened(each, most_ranks)
+        if short is not each:
+            print(
+                f"{each.run}: a pipeline of {short.train.parallel.pipeline_parallel_size} ranks, "
+                f"not {each.train.parallel.pipeline_parallel_size}, to start at most {most_ranks} "
+                "ranks here",
+                flush=True,
+            )
+        world_size = num_ranks(short)
+        failed |= _report(short, world_size, on_local_ranks(partial(_prove, short), world_size))
+    if failed:
+        raise SystemExit(1)
+
+
+def _report(run: "Run", world_size: int, found: list[str], *, ranks: "Ranks | None" = None) -> bool:
+    """Print the verdict once; return whether the proof failed."""
+    if ranks is None or ranks.rank == 0:
+        print(_verdict(run, world_size, found), flush=True)
+    return bool(found)
+
+
+def _prove(run: "Run", ranks: "Ranks", device: "torch.device") -> list[str]:
+    """Differences in fp32, and in the run's precision; all ranks call it together."""
+    from tokamake.prove.comparison import differences
+    from tokamake.prove.miniature import miniature
+    from tokamake.train.numerics import choose_precision
+
+    found = []
+    for precision in dict.fromkeys(("fp32", choose_precision(run.train, device))):
+        tiny = miniature(run, ranks.world_size, precision=precision)
+        found += [f"{precision}: {line}" for line in differences(tiny, ranks, device=device)]
+    return found
+
+
+def _verdict(run: "Run", world_size: int, found: list[str]) -> str:
+    parallel = run.train.parallel
+    layout = (
+        f"{run.run}: tensor {parallel.tensor_parallel_size} × context "
+        f"{parallel.context_parallel_size} × pipeline {parallel.pipeline_parallel_size} × data "
+        f"{parallel.data_parallel_size(world_size)} = {world_size} ranks, {run.train.backend}, "
+        f"ZeRO {run.train.zero_stage}"
+    )
+    if not found:
+        return f"proved: {layout}: the same losses, gradients and weights as in one process"
+    lines = "\n".join(f"  {line}" for line in found[:_MOST_LINES])
+    more = len(found) - _MOST_LINES
+    return (
+        f"NOT proved: {layout}: not the numbers of one process\n{lines}"
+        + (f"\n  and {more} more" if more > 0 else "")
+        + "\nDo not train with this layout. Report these lines with the config, and use another "
+        "layout until then."
+    )

@@ -1,0 +1,80 @@
+"""Miniatures keep what divides a step among ranks, and fit the ranks of a machine."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support.compositions import SHAPE
+from tests.support.layouts import parallel
+from tokamake.config.architecture import read_architecture
+from tokamake.config.resolved_run import Run
+from tokamake.errors import UserError
+from tokamake.preflight.run import check_run
+from tokamake.prove.miniature import miniature, num_ranks, shortened
+
+TRAIN = {"train_steps": 8, "sequence_length": 2048, "global_batch_size": 1536}
+
+
+def large(model: str, **train: Any) -> Run:
+    architecture = read_architecture(Path("config/models", f"{model}.yaml"))
+    return Run(
+        run="large",
+        seed=1,
+        index=Path("none"),
+        data_root=Path("none"),
+        output=Path("none"),
+        eod=0,
+        architecture=architecture,
+        train={**TRAIN, **train},  # type: ignore[arg-type]  # validated
+    )
+
+
+@pytest.mark.parametrize(
+    ("run", "world_size"),
+    [
+        (large("gpt3-175b", **parallel(tp=8, pp=4, sp=True), precision="bf16"), 64),
+        (large("llama2-70b", **parallel(tp=8, cp=2, method="ulysses")), 32),
+        (large("llama2-70b", **parallel(cp=4), zero_stage=3), 8),
+        (large("llama3-8b", **parallel(pp=4, schedule="zbv", vpp=2)), 8),
+        (large("llama3-8b", **parallel(replicas=4)), 4),
+        (large("llama2-7b", **parallel(pp=2, layers=(15, 17))), 4),
+        (large("qwen3-0.6b", **parallel(tp=2), micro_batch_size=8), 4),
+        (large("bert-base", objective="masked", sequence_length=512), 2),
+        (large("t5-220m", objective="span_corruption", sequence_length=512, **parallel(tp=4)), 8),
+        (large("biencoder-base", objective="ict", sequence_length=256), 2),
+        (large("retro-2b", objective="retro", retro={"embedder": "bert"}, **parallel(tp=4)), 8),
+    ],
+)
+def test_a_miniature_has_the_layout_and_can_start(run: Run, world_size: int) -> None:
+    assert num_ranks(run) == world_size
+    tiny = miniature(run, world_size, precision="fp32")
+    check_run(tiny, index=None, world_size=world_size, device=torch.device("cpu"))
+    of_run, of_tiny = run.train.parallel.model_dump(), tiny.train.parallel.model_dump()
+    for name in ("data_parallel_replicate_size", "pipeline_layers"):  # fewer replicas and layers
+        del of_run[name], of_tiny[name]
+    assert of_tiny == of_run
+    assert tiny.architecture.family == run.architecture.family
+    assert tiny.train.objective == run.train.objective
+    assert tiny.architecture.hidden_size < 100
+    assert tiny.train.global_batch_size <= 64
+
+
+def test_a_model_without_kv_groups_keeps_its_kind() -> None:
+    for model, tensor in (("llama2-70b", 8), ("starcoder-15b", 4), ("llama2-7b", 4)):
+        run = large(model, **parallel(tp=tensor))
+        tiny = miniature(run, num_ranks(run), precision="fp32").architecture
+        for shape in (run.architecture, tiny):
+            groups, heads = shape.num_key_value_heads, shape.num_attention_heads
+            kind = (groups == 1, groups == heads, groups < tensor)
+            assert kind == (model == "starcoder-15b", model == "llama2-7b", groups < tensor)
+
+
+def test_a_long_pipeline_is_shortened_to_the_ranks_of_a_machine() -> None:
+    run = large("gpt3-175b", **parallel(tp=8, pp=16))
+    assert shortened(run, 256) is run
+    assert shortened(run, 64).train.parallel.pipeline_parallel_size == 4
+    with pytest.raises(UserError, match="needs 32 ranks, and 16 may run"):
+        shortened(run, 16)
+    assert SHAPE["vocab_size"] % 2

@@ -1,0 +1,84 @@
+"""`tokamake prove` starts ranks, says what it has proved, and fails if a gradient is wrong."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.layouts import parallel
+from tests.support.runs import make_run, prepare
+from tests.support.wrong_factors import FAULTS, plant
+from tokamake.errors import UserError
+from tokamake.parallel import collectives
+from tokamake.prove.prove import prove
+
+pytestmark = pytest.mark.ranks
+
+CONFIG = """\
+run: planned
+model: {architecture: config/models/tiny-gpt.yaml}
+train:
+  precision: bf16
+  global_batch_size: 16
+  parallel: {tensor_parallel_size: 2, pipeline_parallel_size: 4}
+"""
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run.yaml with tensor parallelism."""
+    root = prepare(tmp_path_factory.mktemp("prove"))
+    return make_run(root, "wide", backend="native", **parallel(tp=2))
+
+
+def test_a_layout_is_proved(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    prove(config=config)
+    assert capfd.readouterr().out == (
+        "proved: wide: tensor 2 × context 1 × pipeline 1 × data 2 = 4 ranks, native, ZeRO 1: the "
+        "same losses, gradients and weights as in one process\n"
+    )
+
+
+def test_a_wrong_gradient_fails_and_is_named(
+    config: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (fault,) = [each for each in FAULTS if each.function is collectives.copy]
+    code = collectives.copy.__code__
+    plant(fault)
+    try:
+        with pytest.raises(SystemExit, match="1"):
+            prove(config=config)
+    finally:
+        collectives.copy.__code__ = code
+    out = capfd.readouterr().out
+    assert out.startswith("NOT proved: wide: tensor 2")
+    assert re.search(r"fp32: gradient norm of step 1: \S+, expected \S+ \(\S+ times\)", out)
+    assert re.search(r"gradients of step 1: model.*weight: differs by \S+ of its norm", out)
+    assert out.endswith("Report these lines with the config, and use another layout until then.\n")
+
+
+def test_a_config_is_proved_before_its_data_exist(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    planned = tmp_path / "config.yaml"
+    planned.write_text(CONFIG)
+    prove(config=planned, most_ranks=8)
+    first, second = capfd.readouterr().out.splitlines()
+    assert first == "planned: a pipeline of 2 ranks, not 4, to start at most 8 ranks here"
+    assert second.startswith(
+        "proved: planned: tensor 2 × context 1 × pipeline 2 × data 2 = 8 ranks"
+    )
+
+
+def test_mistakes_are_one_line(tmp_path: Path, config: Path) -> None:
+    planned = tmp_path / "config.yaml"
+    planned.write_text(CONFIG)
+    with pytest.raises(UserError, match=r"--run other: not in .*; choose one of planned"):
+        prove(config=planned, run="other")
+    with pytest.raises(UserError, match="needs 8 ranks, and 4 may run on this machine"):
+        prove(config=planned, most_ranks=4)
+    with pytest.raises(UserError, match="--most-ranks 1: give 2 or more"):
+        prove(config=config, most_ranks=1)
+    planned.write_text(CONFIG.replace("tiny-gpt", "none"))
+    with pytest.raises(UserError, match=r"config/models/none\.yaml"):
+        prove(config=planned)
