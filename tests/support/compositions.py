@@ -36,7 +36,7 @@ LAID_OUT, CHANGED = 0.75, 0.4
 Values = dict[str, Any]
 """Values of axes by their names, without axes that have their default."""
 
-WORLD_SIZES = (1, 2, 2, 4, 4, 4, 8, 8)
+WORLD_SIZES = (1, 2, 2, 2, 4, 4, 4, 8)
 SIZES: dict[str, tuple[Any, ...]] = {
     "parallel.tensor_parallel_size": (1, 2, 2, 4),
     "parallel.context_parallel_size": (1, 2, 2, 4),
@@ -54,7 +54,7 @@ SIZES: dict[str, tuple[Any, ...]] = {
     "optimizer.weight_decay": (0.1, 0.0),
     "precision": ("fp32", "fp32", "bf16", "fp16"),
     "architecture.num_key_value_heads": (2, 4, 1),
-    "architecture.num_hidden_layers": (4, 8),
+    "architecture.num_hidden_layers": (2, 4, 8),
     "architecture.head_dim": (8, 16),
 }
 """Values of fields that have no list of choices; the first one is the default."""
@@ -86,7 +86,10 @@ EFFECTS: dict[str, tuple[Any, ...]] = {
 """Another axis, and the values of it with which an axis has no effect."""
 INTERLEAVED = ("interleaved_1f1b", "interleaved_zero_bubble", "zbv")
 TOGETHER: dict[tuple[str, Any], Values] = {
-    ("parallel.pipeline_parallel_size", 4): {"num_micro_batches": 4},
+    ("parallel.pipeline_parallel_size", 4): {
+        "num_micro_batches": 4,
+        "architecture.num_hidden_layers": 4,
+    },
     **{
         ("parallel.pipeline_schedule", name): {
             "parallel.virtual_pipeline_size": 2,

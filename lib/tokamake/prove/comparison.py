@@ -102,7 +102,7 @@ def _apart(difference: Difference, plain: PlainTraining, rounded: PlainTraining)
     expected, scales = _expected(plain, difference.what)
     others, _ = _expected(rounded, difference.what)
     name = difference.name
-    return float((others[name] - expected[name]).norm()) / _scale(scales, name)
+    return float((others[name] - expected[name]).norm()) / _norms(scales)[name]
 
 
 def _expected(plain: PlainTraining, what: str) -> tuple[Tensors, Tensors]:
@@ -116,10 +116,11 @@ def _expected(plain: PlainTraining, what: str) -> tuple[Tensors, Tensors]:
     return gradients, gradients
 
 
-def _scale(scales: Tensors, name: str) -> float:
-    """Norm of a tensor, or of the smallest part of all tensors that is more than rounding."""
-    whole = math.sqrt(sum(float(each.square().sum()) for each in scales.values()))
-    return max(float(scales[name].norm()), _FLOOR * whole, 1e-30)
+def _norms(scales: Tensors) -> dict[str, float]:
+    """Norm of each tensor, or of the smallest part of all tensors that is more than rounding."""
+    norms = {name: float(each.norm()) for name, each in scales.items()}
+    least = max(_FLOOR * math.hypot(*norms.values()), 1e-30)
+    return {name: max(norm, least) for name, norm in norms.items()}
 
 
 class _Comparison:
@@ -197,13 +198,14 @@ class _Comparison:
         of_ranks = torch.cat([copies[name].flatten() for name in names])
         dist.all_reduce(of_ranks)
         dist.all_reduce(sums)
+        norms = _norms(scales)
         cut = of_ranks.split([expected[name].numel() for name in names])
         for name, counts, (square, product) in zip(names, cut, sums.T.tolist(), strict=True):
             if not counts.all():
                 self._found.append(Difference(what, "no rank has all of it", name))
                 continue
             # Each copy of an element counts.
-            num_copies, scale = float(counts.mean()), _scale(scales, name)
+            num_copies, scale = float(counts.mean()), norms[name]
             apart = math.sqrt(square / num_copies) / scale
             if not apart <= tolerance:
                 text = f"differs by {apart:.1e} of its norm"
