@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from tests.support.deepspeed_runs import BF16, zero
-from tests.support.engines import buffer, build, coming, fragments, go, parts, states, whole
+from tests.support.engines import build, coming, go, parts, states, whole
 from tests.support.grids import split_layouts
 from tests.support.layouts import laid_out, parallel
 from tests.support.proofs import Changes, Proved
@@ -21,6 +21,7 @@ from tokamake import files
 from tokamake.checkpoint.native.dcp_storage import DcpReader
 from tokamake.checkpoint.native.folder import DESCRIPTION
 from tokamake.config.resolved_run import read_run
+from tokamake.prove.engine_tensors import buffer, fragments
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.checkpoints import first_weights
 from tokamake.train.checkpoints.first_weights import weights_digest

@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.support.engines import NamedChunk, buffer, build, coming, fragments, parts
+from tests.support.engines import NamedChunk, build, coming, parts
 from tests.support.layouts import RankResults, laid_out, rates
 from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.steps import StepBatch
+from tokamake.prove.engine_tensors import buffer, fragments
 
 BF16 = {"precision": "bf16"}
 

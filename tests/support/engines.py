@@ -52,16 +52,6 @@ def go(engine: Any, steps_left: Iterable[StepBatch], number: int, **rates: float
     return [result.loss for result in results]
 
 
-def fragments(engine: Any) -> list[Any]:
-    """This rank's chunks of parameters, or fragments of the flat buffers of DeepSpeed."""
-    return list(getattr(engine, "_fragments", engine._chunks))
-
-
-def buffer(fragment: Any) -> torch.Tensor:
-    """Parameter of the optimizer that contains a fragment."""
-    return fragment.local if isinstance(fragment, ParameterChunk) else fragment.flat
-
-
 def parts(fragment: Any, tensor: torch.Tensor, kind: str = "") -> Iterator[NamedChunk]:
     """Copies of the chunks of whole tensors in a tensor of the shape of a fragment's buffer."""
     if isinstance(fragment, ParameterChunk):

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from tests.support.engines import NamedChunk, buffer, build, coming, fragments, parts
+from tests.support.engines import NamedChunk, build, coming, parts
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.parallel import attention, linear
+from tokamake.prove.engine_tensors import buffer, fragments
 
 NUM_STEPS = 3
 """Steps of a proof."""

@@ -45,11 +45,11 @@ class Tolerance(NamedTuple):
     """Largest differences that rounding explains, relative to the compared value."""
 
     numbers: float
-    """Of losses and norms of gradients."""
+    """For losses and norms of gradients."""
     gradients: float
-    """Of the norm of a tensor's gradient."""
+    """For gradients of a tensor."""
     updates: float
-    """Of the norm of a tensor's change by all updates."""
+    """For the change of a tensor by all updates."""
 
 
 TOLERANCES = {
@@ -78,12 +78,12 @@ def differences(run: Run, ranks: Ranks, *, device: torch.device) -> list[str]:
     run = with_precision(run, device)
     check_run(run, index=None, world_size=ranks.world_size, device=device)
     plain = _of_rank_0(ranks, lambda: train_plainly(run, num_steps=NUM_STEPS))
-    found = _Comparison(run, ranks, plain, device=device).compare()
+    found = _Comparison(run, ranks, plain=plain, device=device).compare()
     tensors = [each for each in found if each.name and math.isfinite(each.apart)]
     if tensors:
         rounded = _of_rank_0(ranks, lambda: train_plainly(run, num_steps=NUM_STEPS, rounds=True))
         explained = {
-            each for each in tensors if each.apart <= _MARGIN * _apart(each, plain, rounded)
+            each for each in tensors if each.apart <= _MARGIN * _apart(each, plain, rounded=rounded)
         }
         found = [each for each in found if each not in explained]
     # Numbers of whole steps first: there may be many tensors.
@@ -97,7 +97,7 @@ def _of_rank_0(ranks: Ranks, compute: Callable[[], PlainTraining]) -> PlainTrain
     return result
 
 
-def _apart(difference: Difference, plain: PlainTraining, rounded: PlainTraining) -> float:
+def _apart(difference: Difference, plain: PlainTraining, *, rounded: PlainTraining) -> float:
     """Difference of the same tensor in two trainings, relative as in `Difference`."""
     expected, scales = _expected(plain, difference.what)
     others, _ = _expected(rounded, difference.what)
@@ -125,7 +125,7 @@ def _norms(scales: Tensors) -> dict[str, float]:
 
 class _Comparison:
     def __init__(
-        self, run: Run, ranks: Ranks, plain: PlainTraining, *, device: torch.device
+        self, run: Run, ranks: Ranks, *, plain: PlainTraining, device: torch.device
     ) -> None:
         self._run, self._plain = run, plain
         self._tolerance = TOLERANCES[precision_of(run)]
@@ -137,34 +137,35 @@ class _Comparison:
     def compare(self) -> list[Difference]:
         """Train, compare, and return what differs."""
         plain, engine = self._plain, self._engine
-        self._compare_tensors(INITIAL, weights(engine), 0.0)
+        self._compare_tensors(INITIAL, weights(engine), tolerance=0.0)
         objective = engine.stages.objective
         held_out = rank_samples(step_samples(objective, step=NUM_STEPS), engine.mesh)
         validation = engine.validate(iter(held_out)).loss
-        self._compare_number("validation loss", validation, plain.validation)
+        self._compare_number("validation loss", validation, expected=plain.validation)
         watch_updates(engine, self._watch)
         for number, step in enumerate(plain.steps):
             rows = rank_samples(step_samples(objective, step=number), engine.mesh)
             ids = rank_ids(self._run, engine.mesh, step=number)
             done = engine.train_step(rows, samples=ids, **rates(self._run, number))
             of_step = f"of step {number + 1}"
-            self._compare_number(f"loss {of_step}", done.loss, step.loss)
-            self._compare_number(f"gradient norm {of_step}", done.grad_norm, step.grad_norm)
+            self._compare_number(f"loss {of_step}", done.loss, expected=step.loss)
+            norm = f"gradient norm {of_step}"
+            self._compare_number(norm, done.grad_norm, expected=step.grad_norm)
             if self._run.train.log_corpus_losses:
-                self._compare_corpora(of_step, done.corpus_losses, step.corpora)
+                self._compare_corpora(of_step, done.corpus_losses, expected=step.corpora)
         if self._updates != len(plain.steps):
             text = f"{self._updates}, expected {len(plain.steps)}"
             self._found.append(Difference("updates", text))
         engine._set_mode("eval")
-        self._compare_tensors(FINAL, weights(engine), self._tolerance.updates)
+        self._compare_tensors(FINAL, weights(engine), tolerance=self._tolerance.updates)
         return self._found
 
     def _watch(self, gradients: list[NamedChunk]) -> None:
         self._updates += 1
         what = f"gradients of step {self._updates}"
-        self._compare_tensors(what, gradients, self._tolerance.gradients)
+        self._compare_tensors(what, gradients, tolerance=self._tolerance.gradients)
 
-    def _compare_number(self, what: str, value: float | None, expected: float | None) -> None:
+    def _compare_number(self, what: str, value: float | None, *, expected: float | None) -> None:
         text = f"{value}, expected {expected}"
         if value is not None and expected is not None:
             if abs(value - expected) <= self._tolerance.numbers * max(abs(expected), 1e-6):
@@ -177,13 +178,14 @@ class _Comparison:
         self._found.append(Difference(what, text))
 
     def _compare_corpora(
-        self, of_step: str, values: Iterable[Sums], expected: Iterable[Sums]
+        self, of_step: str, values: Iterable[Sums], *, expected: Iterable[Sums]
     ) -> None:
         for corpus, pairs in enumerate(zip(values, expected, strict=True)):
             for unit, value, right in zip(("losses", "labels"), *pairs, strict=True):
-                self._compare_number(f"{unit} of corpus {corpus} {of_step}", value, right)
+                what = f"{unit} of corpus {corpus} {of_step}"
+                self._compare_number(what, value, expected=right)
 
-    def _compare_tensors(self, what: str, own: Iterable[NamedChunk], tolerance: float) -> None:
+    def _compare_tensors(self, what: str, own: Iterable[NamedChunk], *, tolerance: float) -> None:
         """Compare the chunks of all ranks with whole tensors, relative to the tensors' norms."""
         expected, scales = _expected(self._plain, what)
         names = [*expected]

@@ -20,7 +20,7 @@ class NamedChunk(NamedTuple):
 
 def fragments(engine: Any) -> list[Any]:
     """This rank's parts of parameters, or of the flat buffers of DeepSpeed."""
-    return list(getattr(engine, "_fragments", engine._chunks))
+    return list(vars(engine).get("_fragments", engine._chunks))
 
 
 def buffer(fragment: Any) -> Tensor:

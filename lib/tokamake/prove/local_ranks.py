@@ -9,22 +9,20 @@ import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tokamake.errors import UserError
 from tokamake.runtime.ranks import Ranks
-
-if TYPE_CHECKING:
-    import torch
 
 _SECONDS = 1800
 """Time after which ranks that wait for each other end."""
 
 
-def on_local_ranks(
-    work: Callable[[Ranks, "torch.device"], list[str]], world_size: int
-) -> list[str]:
-    """Call a function on ranks that communicate through gloo; return what rank 0 returns.
+def on_local_ranks(work: Callable[..., list[str]], world_size: int) -> list[str]:
+    """Call a function on ranks that communicate through gloo; return the lines of rank 0.
+
+    Args:
+        work: gets the ranks and the keyword argument `device`.
 
     Raises:
         UserError: raised on rank 0.
@@ -32,8 +30,9 @@ def on_local_ranks(
     """
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(prefix="prove-") as folder:
+        shared = {"world_size": world_size, "folder": Path(folder)}
         processes = [
-            context.Process(target=_rank, args=(work, rank, world_size, Path(folder)), daemon=True)
+            context.Process(target=_rank, args=(work, rank), kwargs=shared, daemon=True)
             for rank in range(world_size)
         ]
         try:
@@ -67,9 +66,7 @@ def _raise_first(folder: Path) -> None:
     raise RuntimeError(text)
 
 
-def _rank(
-    work: Callable[[Ranks, "torch.device"], list[str]], rank: int, world_size: int, folder: Path
-) -> None:
+def _rank(work: Callable[..., list[str]], rank: int, *, world_size: int, folder: Path) -> None:
     import torch
     import torch.distributed as dist
 
@@ -83,7 +80,7 @@ def _rank(
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=world_size, timeout=limit
         )
-        lines = work(Ranks(rank, world_size, rank, world_size), torch.device("cpu"))
+        lines = work(Ranks(rank, world_size, rank, world_size), device=torch.device("cpu"))
         if rank == 0:
             (folder / "result").write_text("\n".join(lines), encoding="utf-8")
         dist.barrier()

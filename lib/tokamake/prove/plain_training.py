@@ -69,10 +69,10 @@ def train_plainly(run: Run, *, num_steps: int, rounds: bool = False) -> PlainTra
         rounds: before each step, change each weight by about as much as rounding does. The result
             differs from one without by as much as rounding explains.
     """
-    return _Plain(run, rounds=rounds).train(num_steps)
+    return _PlainTrainer(run, rounds=rounds).train(num_steps)
 
 
-class _Plain:
+class _PlainTrainer:
     def __init__(self, run: Run, *, rounds: bool) -> None:
         self.run, self.rounds = run, rounds
         self.generator = torch.Generator().manual_seed(run.seed)

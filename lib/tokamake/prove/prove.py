@@ -56,7 +56,12 @@ def prove(
         failed = False
         with joined(ranks) as device:
             for each in runs:
-                failed |= _report(each, ranks.world_size, _prove(each, ranks, device), ranks=ranks)
+                failed |= _report(
+                    each,
+                    ranks.world_size,
+                    found=_prove(each, ranks, device=device),
+                    ranks=ranks,
+                )
         leave(ranks, int(failed))
     if most_ranks < 2:
         raise UserError(f"--most-ranks {most_ranks}: give 2 or more")
@@ -71,19 +76,20 @@ def prove(
                 flush=True,
             )
         world_size = num_ranks(short)
-        failed |= _report(short, world_size, on_local_ranks(partial(_prove, short), world_size))
+        found = on_local_ranks(partial(_prove, short), world_size)
+        failed |= _report(short, world_size, found=found)
     if failed:
         raise SystemExit(1)
 
 
-def _report(run: "Run", world_size: int, found: list[str], *, ranks: "Ranks | None" = None) -> bool:
+def _report(run: "Run", world_size: int, *, found: list[str], ranks: "Ranks | None" = None) -> bool:
     """Print the verdict once; return whether the proof failed."""
     if ranks is None or ranks.rank == 0:
-        print(_verdict(run, world_size, found), flush=True)
+        print(_verdict(run, world_size, found=found), flush=True)
     return bool(found)
 
 
-def _prove(run: "Run", ranks: "Ranks", device: "torch.device") -> list[str]:
+def _prove(run: "Run", ranks: "Ranks", *, device: "torch.device") -> list[str]:
     """Differences in fp32, and in the run's precision; all ranks call it together."""
     from tokamake.prove.comparison import differences
     from tokamake.prove.miniature import miniature
@@ -96,7 +102,7 @@ def _prove(run: "Run", ranks: "Ranks", device: "torch.device") -> list[str]:
     return found
 
 
-def _verdict(run: "Run", world_size: int, found: list[str]) -> str:
+def _verdict(run: "Run", world_size: int, *, found: list[str]) -> str:
     parallel = run.train.parallel
     layout = (
         f"{run.run}: tensor {parallel.tensor_parallel_size} × context "

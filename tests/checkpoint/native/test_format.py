@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 
 from tests.support import native_weights
-from tests.support.engines import build, coming, fragments, go, parts
+from tests.support.engines import build, coming, go, parts
 from tests.support.layouts import laid_out, parallel
 from tests.support.ranks import spawn
 from tests.support.runs import ARCHITECTURE, make_run, train_here
@@ -29,6 +29,7 @@ from tokamake.checkpoint.tensors.extents import Chunk, Extent
 from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.checkpoint.torch_files import pickle_reader
 from tokamake.config.resolved_run import read_run
+from tokamake.prove.engine_tensors import fragments
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
 
