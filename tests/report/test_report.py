@@ -340,3 +340,10 @@ def test_the_best_checkpoint_has_the_lowest_loss(
     history = pd.DataFrame({"step": losses.keys(), "validation_loss": losses.values()})
     chosen = best_checkpoint(history, tmp_path / "global_step6")
     assert chosen == tmp_path / f"global_step{best}"
+
+
+def test_many_runs_share_a_legend(tmp_path: Path) -> None:
+    results = make_results(tmp_path / "results", [f"run{number}" for number in range(7)])
+    texts = shown(results).sections["curves"]
+    assert after(texts, "Hide or show a run in all figures of this section:", 1) == ["run0"]
+    assert texts.count("run0") == len([text for text in texts if text == "Numbers"]) + 1

@@ -40,6 +40,7 @@ class PageContents:
         self.results = folders[0] if not (folders[0] / "run.yaml").exists() else folders[0].parent
         self.data_set = data_set
         self.figures = Figures()
+        self._histories: dict[Path, pd.DataFrame] = {}
         readable = [folder for folder in run_folders(folders) if self._is_readable(folder)]
         newest = sorted(readable, key=lambda folder: -(folder / "run.yaml").stat().st_mtime)
         self.folders = {folder.name: folder for folder in sorted(newest[:MAX_RUNS])}
@@ -52,7 +53,7 @@ class PageContents:
     def _is_readable(self, folder: Path) -> bool:
         try:
             (data_set,) = _named(results.runs(folder))["data_set"]
-            results.metrics(folder)
+            self._histories[folder] = results.metrics(folder)
         except UserError as error:
             self.faults.append(str(error))
             return False
@@ -65,7 +66,7 @@ class PageContents:
     @cached_property
     def histories(self) -> dict[str, pd.DataFrame]:
         """Metrics of each run that has any, by step."""
-        found = {name: results.metrics(folder) for name, folder in self.folders.items()}
+        found = {name: self._histories[folder] for name, folder in self.folders.items()}
         return {name: history for name, history in found.items() if len(history)}
 
     @cached_property

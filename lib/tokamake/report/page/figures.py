@@ -21,6 +21,8 @@ DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")
 PALE, MUTED = "#A9C4DB", "#5F6670"
 _POINTS = 2_000
 """Points of a curve, at most."""
+_MAX_MARKERS = 30
+"""Points of a curve with markers, at most."""
 _ALL_POINTS = 200_000
 """Points of all curves of a page, at most: 8 bytes each, about 2 MB in base64."""
 
@@ -48,8 +50,10 @@ class Axes(NamedTuple):
     x_log: bool = False
     y_log: bool = False
     y_form: str = "0,0.[0000]"
-    """Format of values in hover, as of numeral.js."""
+    """Format of values in hover, as of numeral.js, or of printf if it begins with %."""
     from_zero: bool = False
+    y_ticks: str = ""
+    """Format of numbers at the axis, as of numeral.js; empty: Bokeh chooses."""
 
 
 def color(number: int) -> str:
@@ -76,19 +80,26 @@ class Figures:
         return bool(self._items)
 
     def curves(
-        self, title: str, lines: Sequence[Curve], *, axes: Axes, note: str = "", height: int = 300
+        self,
+        title: str,
+        lines: Sequence[Curve],
+        *,
+        axes: Axes,
+        note: str = "",
+        has_legend: bool = True,
     ) -> str:
         """HTML of a figure of curves, with a legend if there are several names, and a table."""
         drawn = [line for line in map(_finite, lines) if len(line.x)]
         if not drawn:
             return ""
-        plot = _plot(drawn, axes, height=height)
+        plot = _plot(drawn, axes)
         for line in drawn:
             x, y = line.x, line.y
             if not line.notes:
                 x, y = thinned(x, y, max_points=self.max_points)
             _draw(plot, line._replace(x=x, y=y), axes=axes)
-        return self._figure(title, plot, lines=drawn, axes=axes, note=note)
+        names = legend(drawn) if has_legend else ""
+        return self._figure(title, plot, lines=drawn, axes=axes, text=(names, note))
 
     def bars(
         self,
@@ -123,7 +134,8 @@ class Figures:
         plot.xgrid.grid_line_color = None
         if len(places) > 6:
             plot.xaxis.major_label_orientation = 0.7
-        return self._figure(title, plot, lines=lines, axes=axes, note=note, places=places)
+        text = (legend(lines), note)
+        return self._figure(title, plot, lines=lines, axes=axes, text=text, places=places)
 
     def _figure(
         self,
@@ -132,21 +144,24 @@ class Figures:
         *,
         lines: Sequence[Curve],
         axes: Axes,
-        note: str,
+        text: tuple[str, str],
         places: Sequence[str] = (),
     ) -> str:
+        """HTML of a figure; `text`: its legend, and a note below."""
         from bokeh.embed import json_item
+
+        names, note = text
 
         name = f"figure-{len(self._items) + 1}"
         self._items.append(name)
         item = json.dumps(json_item(plot), separators=(",", ":")).replace("</", "<\\/")
         shown = [line for line in lines if not line.notes]
         table = _bar_table(shown, places) if places else _table(shown, axes)
-        text = f"{title}: {axes.y} by {axes.x}, {_summary(shown, places)}"
+        label = f"{title}: {axes.y} by {axes.x}, {_summary(shown, places)}"
         return (
             f'<figure class="plot">\n<figcaption>{escape(title)}</figcaption>\n'
-            f'{legend(lines)}<div class="canvas" id="{name}" role="img" tabindex="0" '
-            f'aria-label="{escape(text)}"></div>\n'
+            f'{names}<div class="canvas" id="{name}" role="img" tabindex="0" '
+            f'aria-label="{escape(label)}"></div>\n'
             f'<script type="application/json" data-figure="{name}">{item}</script>\n'
             + (f'<p class="note">{escape(note)}</p>\n' if note else "")
             + f"<details><summary>Numbers</summary>{table}</details>\n</figure>\n"
@@ -179,8 +194,8 @@ _OPTIONS: dict[str, Any] = {
 }
 
 
-def _plot(lines: Sequence[Curve], axes: Axes, *, height: int) -> "Plot":
-    from bokeh.models import BasicTickFormatter, NumeralTickFormatter, Range1d
+def _plot(lines: Sequence[Curve], axes: Axes) -> "Plot":
+    from bokeh.models import BasicTickFormatter, LogTicker, NumeralTickFormatter, Range1d
     from bokeh.plotting import figure
 
     x = _limits([line.x for line in lines], is_log=axes.x_log)
@@ -188,7 +203,7 @@ def _plot(lines: Sequence[Curve], axes: Axes, *, height: int) -> "Plot":
     if axes.from_zero and not axes.y_log:
         y = (0.0, y[1])
     plot = figure(
-        height=height,
+        height=300,
         x_range=Range1d(start=x[0], end=x[1]),
         y_range=Range1d(start=y[0], end=y[1]),
         x_axis_type="log" if axes.x_log else "linear",
@@ -196,9 +211,14 @@ def _plot(lines: Sequence[Curve], axes: Axes, *, height: int) -> "Plot":
         **_OPTIONS,
     )
     _style(plot, axes)
-    plot.xaxis.formatter = (
-        BasicTickFormatter(precision=1) if axes.x_log else NumeralTickFormatter(format="0[.]00a")
-    )
+    plot.xaxis.formatter = NumeralTickFormatter(format="0[.]00a")
+    if axes.x_log:
+        plot.xaxis.ticker = LogTicker(mantissas=[1, 3])
+        plot.xaxis.formatter = BasicTickFormatter(
+            precision=0, power_limit_low=-1, power_limit_high=3
+        )
+    if axes.y_ticks:
+        plot.yaxis.formatter = NumeralTickFormatter(format=axes.y_ticks)
     return plot
 
 
@@ -254,7 +274,8 @@ def _draw(plot: "Plot", line: Curve, *, axes: Axes) -> None:
                 line_dash=line.dash,
             )
         )  # fmt: skip
-    if line.kind != "line" or len(line.x) == 1:
+    is_dense = line.kind == "both" and len(line.x) > _MAX_MARKERS
+    if len(line.x) == 1 or (line.kind != "line" and not is_dense):
         marker = "inverted_triangle" if line.notes else "circle"
         glyphs.append(
             plot.scatter(
@@ -262,7 +283,7 @@ def _draw(plot: "Plot", line: Curve, *, axes: Axes) -> None:
                 marker=marker, name=line.name,
             )
         )  # fmt: skip
-    form = "0,0" if fits else "0.[000]e+0"
+    form = "0,0" if fits else "%.3e"
     shown = [("", "$name"), (axes.x, f"@x{{{form}}}"), (axes.y, f"@y{{{axes.y_form}}}")]
     _hover(plot, glyphs[0], shown=[("", "@note")] if line.notes else shown)
 
@@ -270,7 +291,8 @@ def _draw(plot: "Plot", line: Curve, *, axes: Axes) -> None:
 def _hover(plot: "Plot", glyph: Any, *, shown: list[tuple[str, str]]) -> None:
     from bokeh.models import HoverTool
 
-    plot.add_tools(HoverTool(renderers=[glyph], tooltips=shown, visible=False))
+    kinds: dict[str, Any] = {text.partition("{")[0]: "printf" for _, text in shown if "{%" in text}
+    plot.add_tools(HoverTool(renderers=[glyph], tooltips=shown, formatters=kinds, visible=False))
 
 
 def _source(data: dict[str, Any]) -> Any:

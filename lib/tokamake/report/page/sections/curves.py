@@ -18,20 +18,24 @@ PLACE = 40
 
 _EVENT = "#B3261E"
 _MAX_CORPORA = 12
+_MAX_LEGEND, _MAX_RAW = 6, 3
+"""Runs with legends in each figure, and runs whose noisy metrics are drawn as they are."""
+_NOISY = ("grad_norm", "tokens_per_second", "model_flops_per_second")
+_SMOOTH = "Running means over about a twentieth of the steps."
 _ACCURACY_NAMES = {"token_accuracy": "tokens", "sample_accuracy": "order of sentences"}
 
 
 _METRICS = {
     "Learning rate": (
         "learning_rate",
-        Axes("step", "learning rate", y_form="0.00e+0", from_zero=True),
+        Axes("step", "learning rate", y_form="%.3g", from_zero=True),
         1.0,
     ),
     "Batch size": ("batch_size", Axes("step", "samples of a step", from_zero=True), 1.0),
     "Gradient norm": ("grad_norm", Axes("step", "gradient norm"), 1.0),
     "Throughput": (
         "tokens_per_second",
-        Axes("step", "tokens per second", y_form="0,0", from_zero=True),
+        Axes("step", "tokens per second", y_form="0,0", from_zero=True, y_ticks="0[.]0a"),
         1.0,
     ),
     "Model FLOP/s of a rank": (
@@ -60,7 +64,9 @@ def render(contents: PageContents) -> str:
         for number, name in enumerate(contents.histories)
     ]
     shown = legend(names)
-    if shown:
+    if _has_legends(contents):
+        shown = ""
+    elif shown:
         shown = f'<p class="note">Hide or show a run in all figures of this section:</p>{shown}'
     return f'{shown}<div class="plots">\n{"".join(figures)}</div>\n' + _event_table(events)
 
@@ -90,9 +96,18 @@ def _loss(contents: PageContents, events: pd.DataFrame) -> str:
         for run, rows in events.groupby("run")
         if run in contents.histories
     ]
-    note = "" if is_single else "Running means over about a twentieth of the steps."
-    axes = Axes("step", "training loss", y_form="0.0000")
-    return contents.figures.curves("Loss", [*lines, *filter(None, marks)], axes=axes, note=note)
+    return contents.figures.curves(
+        "Loss",
+        [*lines, *filter(None, marks)],
+        axes=Axes("step", "training loss", y_form="0.0000"),
+        note="" if is_single else _SMOOTH,
+        has_legend=_has_legends(contents),
+    )
+
+
+def _has_legends(contents: PageContents) -> bool:
+    """Whether figures have legends of their own: many runs have one above all figures."""
+    return len(contents.histories) <= _MAX_LEGEND
 
 
 def _uniform(contents: PageContents, name: str, *, steps: Floats) -> Iterator[Curve]:
@@ -123,7 +138,8 @@ def _validation(contents: PageContents) -> str:
         for number, (steps, loss) in enumerate(measured(history, "validation_loss").values())
     ]
     axes = Axes("step", "validation loss", y_form="0.0000")
-    return contents.figures.curves("Validation loss", lines, axes=axes)
+    has_legend = _has_legends(contents)
+    return contents.figures.curves("Validation loss", lines, axes=axes, has_legend=has_legend)
 
 
 def _by_corpus(contents: PageContents) -> str:
@@ -164,17 +180,24 @@ def _accuracy(contents: PageContents) -> str:
 def _simple(contents: PageContents) -> Iterator[str]:
     """Figures of one metric each."""
     for title, (key, axes, scale) in _METRICS.items():
-        lines = []
+        lines, is_noisy = [], key in _NOISY and len(contents.histories) > _MAX_RAW
         for name, history, shade, dashes in _colored(contents):
             steps, values = measured(history, key).get("", (np.zeros(0), np.zeros(0)))
             if key == "model_flops_per_second":
                 values = values / _world_size(contents, name)
+            values = smooth(values) if is_noisy and len(values) else values
             lines.append(Curve(name, steps, values * scale, shade, dashes))
         known = np.concatenate([line.y for line in lines])
         if not len(known) or (key == "batch_size" and len({*known}) == 1):
             continue
         is_steep = key == "grad_norm" and known.max() > 20 * np.median(known) > 0
-        yield contents.figures.curves(title, lines, axes=axes._replace(y_log=is_steep))
+        yield contents.figures.curves(
+            title,
+            lines,
+            axes=axes._replace(y_log=is_steep),
+            note=_SMOOTH if is_noisy else "",
+            has_legend=_has_legends(contents),
+        )
 
 
 def _world_size(contents: PageContents, name: str) -> int:
