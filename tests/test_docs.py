@@ -82,7 +82,10 @@ BUILT = {
         "tokamake/results/data/retriever/report.html",
     ),
     "retrieval": ("tokamake/bm25-recall.questions.jsonl", "tokamake/found-recall.json"),
-    "retro": ("tokamake/results/retro/train.json", "tokamake/results/retro/neighbors/chunks.faiss"),
+    "retro": (
+        "tokamake/results/retro/evaluate.json",
+        "tokamake/results/retro/neighbors/chunks.faiss",
+    ),
     "repeated-text": ("tokamake/results/data/uncopied/metadata.json",),
     "phases": ("tokamake/results/long/train.json", "tokamake/results/anneal/export/config.json"),
     "recover": ("tokamake/results/branch/train.json", "tokamake/repaired.idx"),

@@ -26,6 +26,7 @@ from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
 from tokamake.retrieval.index_chunks import index_chunks
 from tokamake.train.objectives.retro.samples import RetroSamples, neighbor_hashes
+from tokamake.train.trace.trace_sample import _trace
 
 pytestmark = pytest.mark.extra("retrieval", "faiss")
 
@@ -216,6 +217,13 @@ def test_chunks_of_changed_datasets_are_refused(
     )
     other = build_index(changed, tmp_path / "run")
     refused(changed, other, "chunks.json: has chunks of another docs than the index")
+
+
+def test_the_tokens_of_a_sample_are_traced(retro_data: RetroData, index: Path) -> None:
+    opened: dict[str, Any] = {"split": "train", "data_root": retro_data.root}
+    traced = _trace(RetroSamples(index, **opened), 3)
+    assert traced.tokens.tolist() == DocumentSamples(index, **opened)[3].tolist()
+    assert traced.origins.tolist() == [*range(LENGTH + 1)]
 
 
 def test_samples_of_another_objective_have_no_neighbors(
