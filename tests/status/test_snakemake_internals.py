@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tokamake.status.snakemake_internals import running_outputs, started
+from tokamake.status.snakemake_internals import batch_job, read_marks, started
 
 LONG = "x" * 200
 SNAKEFILE = f"""
@@ -34,10 +34,19 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_running_outputs(ended: Path) -> None:
-    assert running_outputs(ended) == set()
-    outputs = running_outputs(ended / "killed")
-    assert {"results/short", f"results/{LONG}"} <= outputs
+def test_read_marks(ended: Path) -> None:
+    assert read_marks(ended) == (None, {})
+    start, outputs = read_marks(ended / "killed")
+    assert {"results/short", f"results/{LONG}"} <= outputs.keys()
+    assert start == started(ended / "killed")
+
+
+def test_batch_job(ended: Path) -> None:
+    marker = read_marks(ended / "killed").running["results/short"]
+    assert batch_job(marker) == ""  # a job of this machine
+    assert "external_jobid" in marker.read_text()
+    marker.write_text('{"external_jobid": "4711.pbs"}')
+    assert batch_job(marker) == "4711.pbs"
 
 
 def test_started(ended: Path) -> None:

@@ -85,7 +85,7 @@ def test_a_job_brings_the_weights_of_a_model(
     result = snakemake(home, *MINE, target)
     assert result.returncode == 0, result.stdout + result.stderr
     assert any(request.endswith("bytes=20000-") for request in weights_requests(server))
-    begun = read_jobs(home)["starts"]
+    begun = read_jobs(home)["starts"].jobs
     names = ["fetch_weights", "fetch_weights", "import_checkpoint"]
     assert [job.rule for job in begun] == names
     for file, job in zip(WEIGHTS, begun[:2], strict=True):

@@ -60,7 +60,7 @@ def test_shards_are_deleted_and_nothing_is_made_twice(folder: Path) -> None:
     assert planned["tokenize"] == 4
     assert shards(folder) == []
     # `tokamake status` counts shards that were deleted as made.
-    assert {job.state for job in states(folder, read_jobs(folder)["data"])} == {"done"}
+    assert {job.state for job in states(folder, read_jobs(folder)["data"].jobs)} == {"done"}
     first = merged(folder)
     assert len(first) > 4
     # A raw file more gives a shard more; the others stay deleted.

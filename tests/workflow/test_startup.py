@@ -61,10 +61,10 @@ def test_the_main_process_writes_the_plan_at_the_start_and_speaks_after_an_error
         call.args[0]()
     assert plans == [(Path("results/data/plan.json"), functions.config.plan)]
     assert settings == [functions.config]
-    assert read_jobs(tmp_path) == {"run a": [job]}
+    assert read_jobs(tmp_path)["run a"].jobs == [job]
     snakemake.jobs.return_value = [job, job]
     snakemake.on_new_jobs.call_args.args[0]()
-    assert read_jobs(tmp_path) == {"run a": [job, job]}
+    assert read_jobs(tmp_path)["run a"].jobs == [job, job]
     snakemake.on_error.call_args.args[0]()
     assert capsys.readouterr().err == "run a: saved step 5\n"
 

@@ -183,8 +183,8 @@ def test_a_changed_setting_reruns_the_jobs_that_depend_on_it(finished: Path) -> 
     assert changed(tokenizer={"vocab_size": 501})["train_tokenizer"] == 1
 
 
-def progress(folder: Path) -> str:
-    command = [torch_python(), "-m", "tokamake", "status", str(folder)]
+def progress(folder: Path, run: str) -> str:
+    command = [torch_python(), "-m", "tokamake", "status", run, "--folder", str(folder)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
@@ -257,7 +257,7 @@ def test_a_signal_to_all_processes_lets_training_save(
     ) as process:
         assert process.stdout is not None
         assert any(line.startswith("step 2/") for line in process.stdout)
-        assert f"run {name}\n  running  train (last output " in progress(finished)
+        assert f"run {name}\n  running  train (last output " in progress(finished, name)
         os.killpg(process.pid, number)
         printed = process.stdout.read()  # until the last process ends
     log = (finished / f"logs/{name}/train.log").read_text()
@@ -313,7 +313,7 @@ def test_the_error_of_a_failed_job_is_printed(finished: Path) -> None:
     assert "non-zero exit status 2" in text
     assert "MissingOutputException" not in text
     assert "Traceback" not in text
-    report = progress(finished)
+    report = progress(finished, "bad")
     assert "run bad\n  failed   train\n  done     weigh, index, resolve\n" in report
     assert "\nfailed: train, logs/bad/train.log ends with:\n" in report
     assert "  tokamake train: train.precision: fp16: DeepSpeed has no fp16" in report

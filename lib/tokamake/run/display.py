@@ -140,7 +140,7 @@ class Display:
         """Show a line that a job or Snakemake has printed."""
         # The metrics of a training have what its lines of steps say; after a stop, the closing
         # line says what is saved.
-        if self.is_stopping and text.startswith("tokamake: run "):
+        if self.is_stopping and not text.startswith("stopped "):
             return
         if self._is_dry_run and text.startswith(_ESTIMATE):
             self._estimate.append(text)
@@ -216,7 +216,8 @@ class Display:
     def _message(self, text: str) -> None:
         if text.startswith("Nothing to be done"):
             self.has_nothing_to_do = True
-        if not _is_silent(text):
+        # After a stop, Snakemake reports jobs that ended as it asked them to.
+        if not _is_silent(text) and not self.is_stopping:
             self.line(text)
 
     # ---- Training ----

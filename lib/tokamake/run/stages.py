@@ -4,13 +4,13 @@ A stage is a rule, or a rule of one run. Events are records that the logger plug
 Snakemake's, see `snakemake_logger_plugin_tokamake`.
 """
 
-import json
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tokamake.data.indexed.job_batch import written
 
 Event = dict[str, Any]
 _REASON_OF_OTHERS = "Input files updated by another job"
@@ -162,10 +162,7 @@ class Stages:
 
 def _count_datasets(stage: Stage, path: str) -> None:
     """Add the datasets that a job batch has written, if `path` is its summary."""
-    if "/batches/" not in path:
-        return
-    with suppress(OSError, ValueError, KeyError, TypeError):  # a display must not end a workflow
-        for member in json.loads(Path(path).read_text(encoding="utf-8"))["members"]:
-            stage.documents += member["documents"]
-            stage.tokens += member["tokens"]
-            stage.bytes += member["bytes"]["bin"]
+    if counts := written(Path(path)):
+        stage.documents += counts[0]
+        stage.tokens += counts[1]
+        stage.bytes += counts[2]

@@ -11,6 +11,7 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -36,9 +37,8 @@ class _Owner(NamedTuple):
 
     @classmethod
     def here(cls) -> "_Owner":
-        pid, boot = f"{os.getpid()}", Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        namespace, host = str(Path("/proc/self/ns/pid").readlink()), os.uname().nodename
-        return cls(pid, _started(pid), namespace, boot, host, ascii(str(Path.cwd())))
+        pid, (namespace, host) = f"{os.getpid()}", _place()
+        return cls(pid, _started(pid), namespace, _boot(), host, ascii(str(Path.cwd())))
 
     @classmethod
     def parse(cls, text: str) -> "_Owner | None":
@@ -48,14 +48,67 @@ class _Owner(NamedTuple):
     def __str__(self) -> str:
         return f"pid {self.pid} on {self.host} in {self.folder}"
 
+    @property
+    def is_here(self) -> bool:
+        """Whether its process id can be looked up here."""
+        return (self.namespace, self.host) == _place()
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process runs; only for a process of this host."""
+        return (self.boot, self.started) == (_boot(), _started(self.pid))
+
+
+@cache
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def _place() -> tuple[str, str]:
+    """PID namespace and host of this process."""
+    return str(Path("/proc/self/ns/pid").readlink()), os.uname().nodename
+
 
 def _started(pid: str) -> str:
-    """Ticks from the boot to the start of a process; empty: there is no such process."""
+    """Ticks from the boot to the start of a process; empty: there is none, or it is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return ""
-    return stat.rpartition(")")[2].split()[19]  # field 22; the second, a name, may have spaces
+    fields = stat.rpartition(")")[2].split()  # the second field, a name, may have spaces
+    return "" if fields[0] in "ZX" else fields[19]  # fields 3 and 22
+
+
+def this_process() -> str:
+    """Words that name this process: id, start time, PID namespace, boot, host, folder."""
+    return " ".join(_Owner.here())
+
+
+class WritingProcess(NamedTuple):
+    """A process that writes a folder, or has done so until it was killed."""
+
+    pid: str
+    host: str
+    lives: bool | None
+    """Whether it runs; None: it is a process of another host."""
+
+
+def writer(words: str) -> WritingProcess | None:
+    """The process that `this_process` has named; None if the words name none."""
+    owner = _Owner.parse(words)
+    return owner and WritingProcess(owner.pid, owner.host, owner.lives if owner.is_here else None)
+
+
+def writer_of(output: Path) -> WritingProcess | None:
+    """The process that locks an output folder; None: none does, the last one has ended."""
+    try:
+        return writer(_file(output, "owner").read_text(errors="replace"))
+    except OSError:
+        return None
+
+
+def _file(output: Path, end: str) -> Path:
+    return output.with_name(f".{output.name}.{end}")
 
 
 @contextmanager
@@ -69,7 +122,7 @@ def locked(output: Path, doing: str = "trains") -> Iterator[None]:
         TemporaryError: another process does it there.
         UserError: one of another host may do it.
     """
-    lock, owner = (output.with_name(f".{output.name}.{end}") for end in ("lock", "owner"))
+    lock, owner = _file(output, "lock"), _file(output, "owner")
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a") as stream:
         in_use = f"{output}: another process {doing} there; end it"
@@ -114,8 +167,8 @@ def _write_owner(file: Path, in_use: str, *, has_flock: bool) -> None:
     except FileExistsError:
         text = file.read_text(errors="replace")
     owner = _Owner.parse(text)
-    is_here = owner and (owner.host, owner.namespace) == (here.host, here.namespace)
-    if owner and is_here and (owner.boot, _started(owner.pid)) == (here.boot, owner.started):
+    is_here = owner and owner.is_here
+    if owner and is_here and owner.lives:
         raise TemporaryError(f"{in_use} ({owner})")
     # A process that trains would hold the flock, if this host can see it.
     is_free = has_flock and owner and (owner.boot == here.boot or _is_flock_shared(file.parent))

@@ -13,9 +13,12 @@ from typing import Any, Literal, NamedTuple
 from tokamake import files
 from tokamake.config.data_set import DEFAULT, RUN, DataSet
 from tokamake.errors import UserError
-from tokamake.status.snakemake_internals import running_outputs, started
+from tokamake.runtime.folder_lock import WritingProcess, this_process, writer, writer_of
+from tokamake.status.snakemake_internals import Marks, read_marks
 
 FILE = "jobs.json"
+TRAININGS = ("train", "finetune")
+"""Rules of trainings, whose process locks results/RUN/training."""
 _TAIL_BYTES, _TAIL_LINES = 4_000, 6
 """A launcher may write the last line of a log, so some lines before it are read, too."""
 _MAX_SILENT_SECONDS = 600
@@ -49,13 +52,28 @@ class JobState(NamedTuple):
     job: DagJob
     state: State
     """running: Snakemake lists the job and holds its lock, or a batch system may still run it: its
-    log was written recently.
+    log was written recently. On this host, the process of Snakemake or of the training lives.
     done: its files exist, or all jobs that read them are done.
-    stopped: a training that was asked to stop has saved, and ended.
+    stopped: it was asked to stop and has ended, or it was killed together with Snakemake.
     failed: there is a log but no output, and the job is not running. A failure before the present
     start of Snakemake counts as waiting: Snakemake runs the job again."""
     silent_seconds: float | None
     """Seconds since the last write to its log; None: no log."""
+    writer: WritingProcess | None = None
+    """Process of a training that has begun, and has not ended by itself."""
+
+
+class Group(NamedTuple):
+    """Jobs of a run, of a data folder, or of its report."""
+
+    jobs: list[DagJob]
+    writers: tuple[str, ...]
+    """Processes of Snakemake that have written the lists of jobs."""
+
+    def lives(self) -> bool | None:
+        """Whether one of these processes runs; None: it is a process of another host."""
+        alive = [found.lives if (found := writer(words)) else None for words in self.writers]
+        return None if not alive else True if True in alive else None if None in alive else False
 
 
 def write_jobs(jobs: Iterable[DagJob], data_set: DataSet, *, rules: Collection[str]) -> None:
@@ -74,7 +92,8 @@ def write_jobs(jobs: Iterable[DagJob], data_set: DataSet, *, rules: Collection[s
             earlier = _read(path)["jobs"]
             planned += [job for job in earlier if job.rule in kept and Path(job.log).exists()]
         dumped = [job._asdict() for job in planned]
-        files.write_json(path, {"data_set": data_set.name, "jobs": dumped})
+        content = {"data_set": data_set.name, "writer": this_process(), "jobs": dumped}
+        files.write_json(path, content)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -91,24 +110,33 @@ def data_set_of(folder: Path, run: str) -> DataSet:
     return DataSet(_read(folder / RUN.format(run=run) / FILE)["data_set"])
 
 
-def read_jobs(folder: Path) -> dict[str, list[DagJob]]:
-    """Return group → jobs, in the order of the data flow: data folders, starts, runs, reports."""
-    groups: dict[str, list[DagJob]] = {}
-    reports: dict[str, list[DagJob]] = {}
+def read_jobs(folder: Path, run: str = "") -> dict[str, Group]:
+    """Return title → group, in the order of the data flow: data folders, starts, runs, reports.
+
+    Args:
+        run: the only run to read; empty: all.
+
+    Raises:
+        UserError: the workflow has not written any jobs, or a file is damaged.
+    """
+    groups: dict[str, Group] = {}
+    reports: dict[str, Group] = {}
     data = folder / DataSet().folder
     for path in filter(Path.is_file, [data / FILE, *sorted(data.glob(f"*/{FILE}"))]):
         content = _read(path)
         name = "" if content["data_set"] == DEFAULT else f" {content['data_set']}"
-        groups[f"data{name}"] = []
+        _add(groups, f"data{name}", content=content, jobs=[])
         for job in content["jobs"]:
             group = _GROUPS.get(job.rule, "data")
             of_group = reports if group == "report" else groups
-            of_group.setdefault(group if group == "starts" else f"{group}{name}", []).append(job)
-    if starts := groups.pop("starts", []):  # data folders may share them
-        groups["starts"] = [*{job.log: job for job in starts}.values()]
-    for path in sorted(folder.glob(f"{RUN.format(run='*')}/{FILE}")):
+            title = group if group == "starts" else f"{group}{name}"
+            _add(of_group, title, content=content, jobs=[job])
+    if starts := groups.pop("starts", None):  # data folders may share them
+        groups["starts"] = starts._replace(jobs=[*{job.log: job for job in starts.jobs}.values()])
+    for path in sorted(folder.glob(f"{RUN.format(run=run or '*')}/{FILE}")):
         if path.parent != data:
-            groups[f"run {path.parent.name}"] = _read(path)["jobs"]
+            content = _read(path)
+            _add(groups, f"run {path.parent.name}", content=content, jobs=content["jobs"])
     if not groups:
         raise UserError(
             f"{data}: no {FILE}, which the workflow writes when it starts jobs; run "
@@ -117,9 +145,29 @@ def read_jobs(folder: Path) -> dict[str, list[DagJob]]:
     return groups | reports
 
 
-def states(folder: Path, jobs: Iterable[DagJob]) -> list[JobState]:
-    """Return the state of each job of a group."""
-    running, start = running_outputs(folder), started(folder)
+def _add(
+    groups: dict[str, Group], title: str, *, content: dict[str, Any], jobs: list[DagJob]
+) -> None:
+    before = groups.get(title, Group([], ()))
+    writers = dict.fromkeys((*before.writers, content.get("writer", "")))
+    groups[title] = Group([*before.jobs, *jobs], (*writers,))
+
+
+def states(
+    folder: Path,
+    jobs: Iterable[DagJob],
+    *,
+    marks: Marks | None = None,
+    lives: bool | None = None,
+) -> list[JobState]:
+    """Return the state of each job of a group.
+
+    Args:
+        marks: marks of Snakemake, if they are read already.
+        lives: whether its process runs; None: not known, it may be on another host.
+    """
+    marks = read_marks(folder) if marks is None else marks
+    start = None if lives is False else marks.started
     states: list[JobState] = []
     unfinished: set[str] = set()
     """Inputs of jobs that are not done."""
@@ -127,24 +175,40 @@ def states(folder: Path, jobs: Iterable[DagJob]) -> list[JobState]:
     for job in reversed(list(jobs)):  # readers of its outputs come first
         log, outputs = folder / job.log, {*job.outputs}
         silent = time.time() - log.stat().st_mtime if log.is_file() else None
-        may_outlive = not job.is_local and (silent or 0) < _MAX_SILENT_SECONDS
-        is_alive = start is not None or may_outlive
+        trainer = writer_of(training_folder(folder, job)) if job.rule in TRAININGS else None
+        is_recent = (silent or 0) < _MAX_SILENT_SECONDS
+        is_marked = not outputs.isdisjoint(marks.running)
+        is_current = is_marked and not _is_stale(outputs, marks, start=start)
+        is_alive = start is not None or (not job.is_local and is_recent)
+        # The process of a training knows better than marks; a killed one may start again.
+        if trainer and not (lives and is_current):
+            is_alive = is_recent if trainer.lives is None else trainer.lives
         is_old = silent is not None and start is not None and log.stat().st_mtime < start
         is_read = not read.isdisjoint(outputs) and unfinished.isdisjoint(outputs)
-        if is_alive and not running.isdisjoint(outputs):
+        if is_alive and (trainer or is_current):
             state: State = "running"
         elif is_read or all(_exists(folder / path) for path in outputs):
             state = "done"
-        elif silent is None or is_old:
+        elif silent is None or (is_old and not trainer):
             state = "waiting"
         else:
-            has_stopped = job.rule in ("train", "finetune") and _has_stopped(log)
-            state = "stopped" if has_stopped else "failed"
+            state = "stopped" if is_marked or _has_stopped(log) else "failed"
         read.update(job.inputs)
         if state != "done":
             unfinished.update(job.inputs)
-        states.append(JobState(job, state, silent))
+        states.append(JobState(job, state, silent, trainer))
     return states[::-1]
+
+
+def _is_stale(outputs: set[str], marks: Marks, *, start: float | None) -> bool:
+    """Whether the marks of a job are older than the present start of Snakemake."""
+    times = [marks.running[path].stat().st_mtime for path in outputs & marks.running.keys()]
+    return start is not None and max(times) < start
+
+
+def training_folder(folder: Path, job: DagJob) -> Path:
+    """Output folder of the training of a job's run."""
+    return folder / RUN.format(run=job.run) / "training"
 
 
 def _exists(path: Path) -> bool:
@@ -153,8 +217,12 @@ def _exists(path: Path) -> bool:
 
 
 def _has_stopped(log: Path) -> bool:
-    """Whether a training log says that the training stopped on request."""
+    """Whether a log says that its job was asked to stop, and has ended."""
     with log.open("rb") as stream:
         stream.seek(max(0, log.stat().st_size - _TAIL_BYTES))
         lines = stream.read().splitlines()[-_TAIL_LINES:]
-    return any(line.startswith(b"stopped ") and b": saved at step " in line for line in lines)
+    return any(
+        (line.startswith(b"stopped ") and b": saved at step " in line)
+        or line.endswith(b": stopped; the same command continues")
+        for line in lines
+    )

@@ -1,6 +1,7 @@
 """Training progress of a run from its metrics.jsonl, and its origin: data folder and parent."""
 
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -48,6 +49,12 @@ class TrainingProgress(NamedTuple):
     """Seconds since the last line."""
     slow_ranks: list[str]
     """Slow ranks, with host and reason."""
+    losses: list[float]
+    """Training losses of the lines that were read, the latest last."""
+    flops_per_second: float | None
+    """Model FLOPs a second of the whole run, a median as tokens_per_second."""
+    line_seconds: float | None
+    """Usual time between two lines."""
 
 
 def read_training(folder: Path, run: str, *, now: float) -> TrainingProgress | None:
@@ -79,7 +86,31 @@ def read_training(folder: Path, run: str, *, now: float) -> TrainingProgress | N
         (steps - step) * median(step_seconds) if step_seconds else None,
         now - path.stat().st_mtime,
         read_slow(path.parent),
+        [line["loss"] for line in lines if "loss" in line],
+        median(line.get("model_flops_per_second", 0) for line in latest) or None
+        if latest
+        else None,
+        _line_seconds(latest),
     )
+
+
+def saved_step(folder: Path, run: str) -> int | None:
+    """Step of the checkpoint from which a run would continue; None: there is none."""
+    try:
+        name = (folder / f"results/{run}/training/latest").read_text().strip()
+        return int(name.removeprefix("global_step"))
+    except (OSError, ValueError):
+        return None
+
+
+def _line_seconds(latest: list[dict[str, Any]]) -> float | None:
+    """Median time between two lines of metrics."""
+    gaps = [
+        (after["step"] - before["step"]) * after["step_seconds"]
+        for before, after in pairwise(latest)
+        if "step_seconds" in after
+    ]
+    return median(gaps) if gaps else None
 
 
 def described(training: TrainingProgress) -> str:

@@ -4,9 +4,11 @@ It imports nothing of Snakemake, which need not be installed. tests/status/
 test_snakemake_internals.py fails if a version changes the marks. Checked with Snakemake 9.27.
 """
 
+import json
 from base64 import urlsafe_b64decode
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 
 def started(folder: Path) -> float | None:
@@ -21,16 +23,32 @@ def started(folder: Path) -> float | None:
     return max(times, default=None)
 
 
-def running_outputs(folder: Path) -> set[str]:
-    """Outputs of jobs that Snakemake runs, or ran when it was killed."""
-    outputs = set()
+class Marks(NamedTuple):
+    """Marks of Snakemake in a folder."""
+
+    started: float | None
+    """See `started`."""
+    running: dict[str, Path]
+    """Output of a job that Snakemake runs, or ran when it was killed → its marker file."""
+
+
+def read_marks(folder: Path) -> Marks:
+    """Read the marks of a working directory of Snakemake."""
+    outputs: dict[str, Path] = {}
     # The name of a marker file is the base64 of the output's path. Snakemake splits a long name
     # into folders that begin with "@".
     markers = folder / ".snakemake/incomplete"
     for path in markers.rglob("*"):
         name = "".join(part.removeprefix("@") for part in path.relative_to(markers).parts)
         try:
-            outputs.add(urlsafe_b64decode(name).decode())
+            outputs[urlsafe_b64decode(name).decode()] = path
         except ValueError:
             continue
-    return outputs
+    return Marks(started(folder), outputs)
+
+
+def batch_job(marker: Path) -> str:
+    """Id of the batch system's job that runs a job; empty: it has none."""
+    with suppress(OSError, ValueError, AttributeError):
+        return str(json.loads(marker.read_text()).get("external_jobid") or "")
+    return ""

@@ -4,9 +4,11 @@
 workflow asks for batch files only: 100,000 shards are a few hundred files to Snakemake.
 """
 
+import json
 import os
 from collections.abc import Callable, Container, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,6 +75,20 @@ def has_deleted_inputs(path: Path) -> bool:
         return bool(_read_batch(path).get(_DELETED))
     except UserError:
         return False
+
+
+def written(path: Path) -> tuple[int, int, int] | None:
+    """Documents, tokens and bytes of tokens of a batch; None: `path` is no summary of a batch."""
+    if "batches" not in path.parts:
+        return None
+    with suppress(OSError, ValueError, KeyError, TypeError):  # a display must not end a workflow
+        members = json.loads(path.read_text(encoding="utf-8"))["members"]
+        return (
+            sum(each["documents"] for each in members),
+            sum(each["tokens"] for each in members),
+            sum(each["bytes"]["bin"] for each in members),
+        )
+    return None
 
 
 def _read_batch(path: Path) -> dict[str, Any]:

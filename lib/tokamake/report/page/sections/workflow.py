@@ -69,9 +69,10 @@ def _jobs(contents: PageContents) -> list[JobState]:
     }
     wanted = {f"data{name}" for name in names} | {f"run {run}" for run in contents.folders}
     found = []
-    for title, jobs in read_jobs(root).items():
+    for title, group in read_jobs(root).items():
         if title in wanted or title == "starts" or not names:
-            found += [job for job in states(root, jobs) if job.job.rule != "report"]
+            jobs = states(root, group.jobs, lives=group.lives())
+            found += [job for job in jobs if job.job.rule != "report"]
     return found
 
 
