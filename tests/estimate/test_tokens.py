@@ -52,7 +52,7 @@ def test_an_estimate_is_as_wrong_as_it_says(tmp_path: Path) -> None:
     expected = sum(write(path, seed=n) for n, path in enumerate(paths))
     counts = [count(paths, sample_bytes=400_000, seed=seed) for seed in range(20)]
     assert sum(abs(each.tokens - expected) <= each.error for each in counts) >= 17
-    assert all(0.005 < each.error / expected < 0.15 for each in counts)
+    assert all(0 < each.error / expected < 0.05 for each in counts)
     assert sum(each.tokens for each in counts) / 20 == pytest.approx(expected, rel=0.02)
     assert counts[0] == count(paths, sample_bytes=400_000, seed=0)  # seeded
     more = count(paths, sample_bytes=1_600_000)

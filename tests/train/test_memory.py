@@ -1,19 +1,17 @@
 """The estimate of memory against tensors that torch saves and memory that it allocates."""
 
-import json
 import math
 import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 import yaml
-from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from tests.support.allocated_memory import peak
 from tests.support.layouts import laid_out, parallel
 from tests.support.paths import ROOT
 from tests.support.random_tensors import random_tensors
@@ -26,7 +24,6 @@ from tokamake.config.resolved_run import Run, read_run
 from tokamake.models.common.positions import rotary
 from tokamake.parallel import mesh
 from tokamake.runtime.ranks import Ranks
-from tokamake.train.backends.native import Engine
 from tokamake.train.memory import estimate
 from tokamake.train.numerics import with_precision
 from tokamake.train.pipeline_stages import PipelineStages
@@ -92,25 +89,6 @@ def larger(run: Run, folder: Path, device: torch.device = CPU, **changes: Any) -
     sizes = {"sequence_length": 256, "micro_batch_size": 8, "global_batch_size": 8}
     run = run.model_copy(update={"architecture": LARGER, "checkpoint": folder})
     return with_precision(laid_out(run, {**sizes, **changes}), device)
-
-
-def train(run: Run) -> None:
-    """Do two steps on random tokens."""
-    engine = Engine(run, ONE, device=CPU)
-    shape = run.train.micro_batch_size, run.train.sequence_length + 1
-    rows = np.random.default_rng(1).integers(run.architecture.vocab_size or 0, size=shape)
-    for _ in range(2):
-        engine.train_step([rows], learning_rate=1e-3, weight_decay=0.0)
-
-
-def peak(run: Run, folder: Path) -> float:
-    """Most bytes that torch has allocated at one time while it trains."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        train(run)
-    profiled.export_chrome_trace(str(folder / "trace.json"))
-    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    sizes = [e["args"]["Total Allocated"] for e in events if e["name"] == "[memory]"]
-    return float(max(sizes))
 
 
 @pytest.mark.grid

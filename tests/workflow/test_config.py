@@ -224,6 +224,15 @@ def test_validation_needs_documents(split: str, sets: str, remedy: str) -> None:
     assert read_config(table=OWN_SETS.format(sets), train={**settings, "evaluation_steps": 0})
 
 
+def test_training_needs_documents() -> None:
+    settings = train(split="0,50,50")
+    assert refused(train=settings).startswith(
+        "my.yaml: train: split: '0,50,50': nothing to train on; give the first number a share"
+    )
+    sets = "corpus\tfiles\tweight\tsets\ncode\tresults/raw/code/*\t2\ttrain=0:0.9 valid=0.9:1\n"
+    assert read_config(table=sets, train=settings)
+
+
 def test_a_named_split_is_enough_to_validate_on() -> None:
     table = OWN_SETS.format("train=0:0.9 hard=0.9:1")
     assert read_config(table=table, train=train(split="100,0,0")).splits == ["hard"]

@@ -6,10 +6,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
-from tests.support.workflows import CONFIG, MINE, snakemake
+from tests.support.allocated_memory import peak
+from tests.support.ranks import spawn
+from tests.support.workflows import (
+    ARCHITECTURE,
+    CONFIG,
+    MINE,
+    make_workspace,
+    snakemake,
+    snakemake_alone,
+)
+from tokamake.config.resolved_run import read_run
 from tokamake.errors import UserError
+from tokamake.estimate.parameters import stage_sizes
+from tokamake.train.memory import estimate as estimate_memory
+from tokamake.train.numerics import with_precision
 from tokamake.workflow.estimate import estimate
 
 GPU = ("train.precision=bf16", "train.parallel.tensor_parallel_size=2")
@@ -157,3 +171,63 @@ def test_a_dry_run_ends_with_the_estimate(workspace_here: Path, built: Path) -> 
     assert last[1].startswith("estimate: disk: about ")
     done = snakemake(built, "-n", *MINE, "train")
     assert "estimate: " not in done.stdout + done.stderr  # nothing is to be trained
+
+
+REAL = {
+    "llama": (
+        {"vocab_size": 2000},
+        {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 6},
+        {},
+    ),
+    "gpt": (
+        {"vocab_size": 1000},
+        {"family": "gpt", "num_key_value_heads": 4, "hidden_size": 64, "intermediate_size": 256},
+        {"recompute_granularity": "full"},
+    ),
+    "qwen3": (
+        {"vocab_size": 4000},
+        {"family": "qwen3", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 4},
+        {"optimizer": {"name": "lion", "learning_rate": 1e-3}},
+    ),
+}
+"""Name → settings of tokenizer, architecture and training that differ from the test's workspace."""
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("name", REAL)
+def test_estimates_hold_for_real_runs(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Tokens of a sample within 2 %, disk within 5 %, memory within 10 % of the measured peak."""
+    tokenizer, shape, train = REAL[name]
+    folder = make_workspace(tmp_path)
+    sample = {"code": {"num_files": 4, "file_bytes": 600_000}}
+    sizes = {"sequence_length": 64, "micro_batch_size": 16, "global_batch_size": 16}
+    sizes |= {"train_steps": 6, "save_interval": 3, "evaluation_interval": 6}
+    config = {
+        **CONFIG,
+        "sample_corpus": sample | {"docs": {"num_files": 2, "file_bytes": 400_000}},
+        "tokenizer": tokenizer,
+        "plan": {"shard_bytes": 400_000, "merged_bytes": 600_000},
+        "train": {**CONFIG["train"], **sizes, **train},
+    }
+    (folder / "my.yaml").write_text(yaml.safe_dump(config))
+    (folder / "architecture.yaml").write_text(yaml.safe_dump({**ARCHITECTURE, **shape}))
+    monkeypatch.chdir(folder)
+    assert snakemake(folder, *MINE, "results/tokenizer/tokenizer.json").returncode == 0
+    found = estimated(capsys, sample_megabytes=1, nodes=1)
+    assert snakemake_alone(folder, *MINE, "train").returncode == 0
+    metadata = json.loads((folder / "results/data/metadata.json").read_text())
+    tokens = sum(each["total_num_tokens"] for each in metadata)
+    data = found["data"]
+    assert any(each["source"] == "sampled" for each in data["corpora"])
+    assert sum(each["tokens"] for each in data["corpora"]) == pytest.approx(tokens, rel=0.02)
+    results = folder / "results"
+    assert data["shards_bytes"] == pytest.approx(size(results / "data/shards"), rel=0.05)
+    assert data["merged_bytes"] == pytest.approx(size(results / "data/merged"), rel=0.05)
+    resolved = with_precision(read_run(results / "smoke/run.yaml"), torch.device("cpu"))
+    alone = estimate_memory(resolved, 1, "cpu", stages=stage_sizes).total
+    assert alone == pytest.approx(spawn(peak, 1, resolved, tmp_path)[0], rel=0.1)

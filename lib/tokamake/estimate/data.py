@@ -106,7 +106,7 @@ class _Counts:
         path = _tokenizer(config)
         self._added = config.shared.tokenize.append_eod + config.shared.tokenize.prepend_bos
         if settings.has_ids:
-            self._tokenizer = _count_ids
+            self._tokenizer = _count_ids if sample_bytes else None
             self._added = self._added if settings.eod is not None else 0
         elif path:
             self.vocab_size = open_tokenizer(path).vocab_size
@@ -125,7 +125,7 @@ class _Counts:
             return CorpusEstimate(name, len(datasets), size, documents, tokens, 0.0, "datasets")
         shards = self._shards[name]
         stamps = {p: s for shard in shards for p, s in zip(shard.files, shard.stamps, strict=False)}
-        size = sum(int(each.partition(":")[0]) for each in stamps.values() if each != DECLARED)
+        size = sum(_size(path, each) for path, each in stamps.items())
         describe = partial(CorpusEstimate, name, len(stamps))
         if name in self._built:
             documents, tokens = self._built[name]
@@ -148,6 +148,13 @@ class _Counts:
             sample_bytes=self._sample_bytes,
             seed=self._seed,
         )
+
+
+def _size(path: str, stamp: str) -> int:
+    """Bytes of a raw file; 0: it does not exist yet."""
+    if stamp != DECLARED:
+        return int(stamp.partition(":")[0])
+    return Path(path).stat().st_size if Path(path).is_file() else 0
 
 
 def _built(config: WorkflowConfig) -> dict[str, tuple[int, int]]:

@@ -108,7 +108,8 @@ class _Counter:
             end = min(place + length, sizes[index])
             byte_range = place, end if end < sizes[index] else None
             source = open_input(paths[index], byte_range=byte_range, format=self._format)
-            parts.append(_joined(self._read(source), end - place))
+            blocks = self._read(source)
+            parts.append(_joined(blocks, source.bytes if blocks else 0))  # of its documents
         return _total(parts, total)
 
     def files(self, paths: Sequence[Path], sample_bytes: int, *, chance: random.Random) -> Count:

@@ -136,6 +136,11 @@ def check_splits(train: TrainSettings, corpora: list[Corpus], *, where: str) -> 
             f"{where}: train: no length of the run; set train_steps, train_samples or "
             f"train_tokens, or epochs of {', '.join(missing)}"
         )
+    if not split_fractions(train.split)[0] and not all(c.sets for c in corpora if c.trains):
+        raise UserError(
+            f"{where}: train: split: {train.split!r}: nothing to train on; give the first number a "
+            "share, or name the split train in the column sets of the table of corpora"
+        )
     if train.evaluation_steps and not set(held_out_splits(train, corpora)) - {"test"}:
         has_share = float(train.split.split(",")[1]) > 0
         share = "" if has_share else "give the second number a share, "

@@ -111,8 +111,15 @@ def test_the_first_documents_of_a_file_of_each_kind_are_checked(raw: Path) -> No
 
     (raw / "0.jsonl").write_text('{"text": "a"}\n')
     (raw / "1.jsonl").write_text('{"body": "a"}\n')  # not the first
-    (raw / "0.jsonl.gz").write_bytes(gzip.compress(b'{"text": 1}\n{"text": "a"}\n'))  # not all
+    (raw / "0.jsonl.gz").write_bytes(gzip.compress(b'{"text": "a"}\n{"text": 1}\n'))  # not all
     parquet.write_table(arrow.table({"text": ["a"]}), raw / "0.parquet")
+    assert planned(quarantine).shards
+    one_bad = (
+        r'raw/0\.jsonl\.gz:2: "text" holds a number, .*, or set on_bad_document to quarantine$'
+    )
+    with pytest.raises(UserError, match=one_bad):
+        planned()
+    (raw / "0.jsonl.gz").write_bytes(gzip.compress(b'{"text": "b"}\n'))
     assert planned().shards
     assert planned(template="{text}").shards
     with pytest.raises(

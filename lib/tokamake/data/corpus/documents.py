@@ -111,7 +111,7 @@ def read_texts(
 def check_first_documents(
     path: Path, fields: Fields, *, format: str = "", keys_only: bool = False
 ) -> None:
-    """Read about 0.5 MB of a raw file, and refuse it if all documents there are bad.
+    """Read about 0.5 MB of a raw file, and refuse it if a document there is bad.
 
     `keys_only`: if all of them lack a key, or hold no text there: the setting is wrong.
     """
@@ -121,6 +121,9 @@ def check_first_documents(
         is_readable = not any(isinstance(record, BadRecord) for record in block.records)
         if not len(kept) and (is_readable or not keys_only):
             refuse_bad(source, block, bad=bad)
+        if bad and not keys_only:
+            index, reason = bad[0]
+            raise bad_document(place(source, block, index), reason)
 
 
 def refuse_bad(source: Input, block: RecordBlock, *, bad: list[tuple[int, str]]) -> None:

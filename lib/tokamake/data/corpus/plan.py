@@ -93,7 +93,7 @@ def make_plan(
 
     `declared` has the sizes of raw files that do not exist yet. The first documents of some new
     files are read: a `text_key` that none of them has is refused. If `tokenize` stops at bad
-    documents, any other fault of all of them is, too; if it compares documents, a job tokenizes one
+    documents, any other fault of one of them is, too; if it compares documents, a job tokenizes one
     corpus only. Without `tokenize`, only formats are checked. `fetch_urls` says which URLs of lists
     are left out.
     """
