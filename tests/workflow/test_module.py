@@ -78,5 +78,5 @@ def test_a_host_workflow_builds_a_model_and_the_report(folder: Path) -> None:
     assert (folder / "results/data/plan.json").exists()
     done = snakemake(folder, "tokamake_report")
     assert done.returncode == 0, done.stderr
-    assert "✓ tokamake_train" in (folder / "results/report.html").read_text()
+    assert "✓ train" in (folder / "results/report.html").read_text()
     assert "Nothing to be done" in (done := snakemake(folder)).stdout + done.stderr

@@ -30,6 +30,7 @@ def results(**changes: Any) -> list[str]:
 def test_a_run_has_scores_and_samples() -> None:
     train = {**CONFIG["train"], "train_steps": 40, "segment_steps": 20}
     assert results(train=train) == [
+        "results/data/metadata.json",
         "results/smoke/index/index.json",
         "results/smoke/train.json",
         "results/smoke/evaluate.json",

@@ -41,7 +41,7 @@ atexit.register(say_changed)
 """Jobs that write files and do nothing else. At the end, it prints which rules have changed params.
 """
 FOLLOW = {
-    *("all", "find_duplicates", "train", "export_hf", "convert"),
+    *("all", "find_duplicates", "train", "export_hf", "convert", "report"),
     *("finetune", "export_finetuned"),
 }
 """Rules that have no params, or params that only inputs and names of outputs decide."""

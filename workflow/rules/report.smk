@@ -5,7 +5,6 @@ rule report:
     "Write report.html, a page about the runs that share the data."
     input:
         expand(f"{RUN}/run.yaml", run=CONFIG.all_runs),
-        DATA_SET.metadata,
         report_rules.results,
         checkpoint_rules.exported,
     output:

@@ -26,8 +26,10 @@ class ReportRules:
         self._segments, self._tasks, self._retrieval = segments, tasks, retrieval
 
     def results(self, wildcards: Any) -> list[str]:  # noqa: ARG002
-        """Results of all runs: scores, samples, and the ones of finetunings and searches."""
-        files = [path for run in self._config.runs for path in self._of_run(run)]
+        """Results of all runs: data, scores, samples, finetunings and searches."""
+        runs = self._config.runs
+        files = [self._config.data_set.metadata] if runs else []
+        files += [path for run in runs for path in self._of_run(run)]
         for run in self._config.finetuned:
             folder = RUN.format(run=run)
             files += [f"{folder}/finetune.json", f"{folder}/evaluate_finetuned.json"]
