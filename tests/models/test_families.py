@@ -252,12 +252,18 @@ def test_tensor_parallel_ranks_equal_one_process(family: str, world_size: int) -
 
 PUBLISHED = {
     "bloom-560m": 559_214_592,
+    "gpt2-124m": 124_439_808,
     "gpt2-345m": 354_823_168,
+    "gpt2-774m": 774_030_080,
+    "gpt2-1.5b": 1_557_611_200,
     "llama2-7b": 6_738_415_616,
     "llama2-13b": 13_015_864_320,
     "llama2-70b": 68_976_648_192,
     "llama3-8b": 8_030_261_248,
     "llama3.1-8b": 8_030_261_248,
+    "llama3.1-70b": 70_553_706_496,
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824,
     "starcoderbase-1b": 1_137_207_296,
     "starcoder-15b": 15_517_456_384,
     "qwen3-0.6b": 596_049_920,
