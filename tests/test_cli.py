@@ -315,3 +315,19 @@ def test_a_path_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     assert result.returncode == 1
     assert "a.txt" in result.stderr
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_bash_completes_subcommands_and_options(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tokamake", "--install-completion", "--shell", "bash"]
+    environment = {**os.environ, "HOME": str(tmp_path)}
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    (script,) = tmp_path.rglob("completions/tokamake")
+
+    def completed(*words: str) -> list[str]:
+        typed = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}"
+        text = f"source {script}; {typed}; _tokamake; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+        result = subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True)
+        return result.stdout.split()
+
+    assert completed("tokamake", "sta") == ["status"]
+    assert "--watch" in completed("tokamake", "status", "--w")

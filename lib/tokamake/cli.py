@@ -244,6 +244,10 @@ def make_app(stage: str = "", *, has_all: bool = False) -> "App":
             group=groups[group_of(name)],
             show=has_all or bool(stage) or name not in ONLY_RULES,
         )
+    if not stage:
+        app.register_install_completion_command(
+            help="Let bash, zsh or fish complete subcommands and options."
+        )
     return app
 
 
