@@ -117,6 +117,10 @@ TEXTS = {
 }
 RETRIEVAL = {
     "embed_passages": retrieval_stages.embeds,
+    "embed_questions": retrieval_stages.embeds_questions,
+    "embed_blocks": retrieval_stages.embeds_blocks,
+    "index_blocks": retrieval_stages.indexes,
+    "search_bm25": retrieval_stages.searches_words,
     "search": retrieval_stages.searches,
     "evaluate_retrieval": retrieval_stages.evaluates,
 }

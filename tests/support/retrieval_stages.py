@@ -26,17 +26,54 @@ def _write_texts(root: Path) -> None:
         (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def embeds(root: Path) -> Callable[[str], list[str]]:
-    """Arguments of `embed-passages`, by the folder of the product."""
-    _write_texts(root)
+def _model_options(root: Path) -> list[str]:
+    """Write a biencoder; return the options that name it."""
     shape = biencoder(vocab_size=len(finetunes.SPECIAL) + len(finetunes.WORDS))
     hf_folder.write(root / "model", shape, random_tensors(shape, 5))
     tokenizer = finetunes.write_vocabulary(root)
-    options = [f"--checkpoint={root / 'model'}", f"--tokenizer={tokenizer}"]
+    return [f"--checkpoint={root / 'model'}", f"--tokenizer={tokenizer}", "--batch-size=8"]
+
+
+def embeds(root: Path) -> Callable[[str], list[str]]:
+    """Arguments of `embed-passages`, by the folder of the product."""
+    _write_texts(root)
+    options = [str(root / "passages.jsonl"), *_model_options(root)]
+    return lambda name: ["embed-passages", *options, f"--output={root / name / PRODUCT}"]
+
+
+def embeds_questions(root: Path) -> Callable[[str], list[str]]:
+    _write_texts(root)
+    options = [str(root / "questions.jsonl"), *_model_options(root)]
+    return lambda name: ["embed-questions", *options, f"--output={root / name / PRODUCT}"]
+
+
+def embeds_blocks(root: Path) -> Callable[[str], list[str]]:
+    """Arguments of `embed-blocks` for a dataset of sentences with titles."""
+    _write_texts(root)
+    options = _model_options(root)
+    dataset = ["--split-sentences", "--no-append-eod", "--empty-documents=keep", options[1]]
+    keys = ["--text-key=text,title", f"--output={root / 'wiki'}"]
+    tokenized = ["tokenize", str(root / "passages.jsonl"), *dataset, *keys]
+    assert run_stage(tokenized, root / "log") == 0, (root / "log").read_text()
     return lambda name: [
-        *("embed-passages", str(root / "passages.jsonl"), *options, "--batch-size=8"),
+        *("embed-blocks", str(root / "wiki_text"), *options),
         f"--output={root / name / PRODUCT}",
     ]
+
+
+def indexes(root: Path) -> Callable[[str], list[str]]:
+    """Arguments of `index-blocks` for an index that is trained."""
+    folder = write_embeddings(root / "vectors", random_vectors(20_000, dimension=32), shards=2)
+    return lambda name: [
+        *("index-blocks", str(folder), "--factory=IVF64,PQ8x4"),
+        f"--output={root / name / PRODUCT}",
+    ]
+
+
+def searches_words(root: Path) -> Callable[[str], list[str]]:
+    _write_texts(root)
+    inputs = [f"--{name}={root / name}.jsonl" for name in ("questions", "passages")]
+    return lambda name: ["search-bm25", *inputs, f"--output={root / name / PRODUCT}"]
 
 
 def searches(root: Path) -> Callable[[str], list[str]]:
