@@ -5,10 +5,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 import yaml
+from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 
-from tests.support.workflow_configs import read_config, train, wildcards
+from tests.support.workflow_configs import make_tokenizer, read_config, train, wildcards
 from tests.support.workflows import CONFIG, MINE, jobs, make_workspace, snakemake
 from tokamake.data.samples.index import index
 from tokamake.data.samples.loader import open_samples
@@ -95,6 +98,55 @@ def test_objectives_are_checked_before_any_job(
     with pytest.raises(SystemExit):
         check(**sections)
     assert capsys.readouterr().err.startswith(f"tokamake: run smoke: {message}")
+
+
+PAIRED = {**SENTENCES, "empty_documents": "keep"}
+INDEXED = "corpus\tfiles\tformat\ttext_key\tweight\nold\told\tindexed\t{}\t1\n"
+
+
+@pytest.mark.usefixtures("workspace_here", "_encoders")
+def test_texts_and_titles_are_paired_before_any_job(capsys: pytest.CaptureFixture[str]) -> None:
+    def refused(table: str, *, titles: str, text: str = "text") -> str:
+        section = {"titles": titles, "text": text}
+        with pytest.raises(SystemExit):
+            check(
+                table=table,
+                train=train(objective="ict", ict=section),
+                tokenize=PAIRED,
+                tokenizer={"path": "tokenizer"},
+            )
+        return capsys.readouterr().err.removeprefix("tokamake: run smoke: ")
+
+    make_tokenizer("tokenizer")
+    Path("raw.jsonl").write_text('{"text": "A. B. C.", "src": "a"}\n' * 3)
+    table = "corpus\tfiles\ttext_key\tweight\nold\traw.jsonl\ttext,src\t1\n"
+    assert refused(table, titles="text", text="src").startswith(
+        "raw.jsonl: text is longer than src in the first documents: set train.ict.text to the key"
+    )
+    Path("old").mkdir()
+    for name, number in (("text_sentence", 3), ("title_document", 2)):
+        write_documents(Path(f"old/wiki_{name}"), number)
+    assert refused(INDEXED.format("text,title"), titles="title").startswith(
+        "old/wiki_title_document: 2 documents, but old/wiki_text_sentence has 3: titles do not"
+    )
+    assert refused(INDEXED.format(""), titles="title").startswith(
+        "corpora.tsv:2: text_key: text: has no titles, which objective ict puts before each block"
+    )
+    write_documents(Path("old/wiki_title_document"), 3)
+    check(
+        table=INDEXED.format("text,title"),
+        train=train(objective="ict"),
+        tokenize=PAIRED,
+        tokenizer={"path": "tokenizer"},
+    )
+
+
+def write_documents(prefix: Path, number: int) -> None:
+    """A dataset of documents of two sentences, as megatron-core writes it."""
+    builder = IndexedDatasetBuilder(f"{prefix}.bin", dtype=np.uint16)
+    for _ in range(number):
+        builder.add_document(torch.tensor([7, 8, 9]), [2, 1])
+    builder.finalize(f"{prefix}.idx")
 
 
 @pytest.mark.usefixtures("workspace_here")

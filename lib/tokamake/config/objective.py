@@ -103,6 +103,9 @@ class ObjectiveData:
     def check_corpus(self, train: Any, corpus: Any) -> None:
         """Refuse a row of the table of corpora whose datasets would not fit."""
 
+    def check_first_texts(self, train: Any, corpus: Any, *, file: Path) -> None:
+        """Refuse a raw file of a corpus by its first documents."""
+
     # ---- Samples ----
 
     def sample_settings(self, train: Any) -> dict[str, Any]:  # noqa: ARG002

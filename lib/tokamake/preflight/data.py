@@ -29,13 +29,35 @@ def check_planned_data(config: WorkflowConfig, name: str) -> None:
     """
     run = config.runs[name]
     objective = objective_data(run.train.objective)
-    raw = [each for each in config.tables[name] if each.trains and not each.is_indexed]
-    if raw:
+    trained = [each for each in config.tables[name] if each.trains]
+    if not all(corpus.is_indexed for corpus in trained):
         objective.check_tokenize(run.tokenize)
-    for corpus in raw:
+    for corpus in trained:
         objective.check_corpus(run.train, corpus)
+    if objective.companion_key(run.train):
+        _check_companions(config, name, corpora=trained)
     if config.given_tokenizer is None:
         objective.check_tokenizer(run.tokenizer)
+
+
+def _check_companions(config: WorkflowConfig, name: str, *, corpora: Iterable[Corpus]) -> None:
+    """Check files and existing datasets of a run whose objective reads two datasets together."""
+    train = config.runs[name].train
+    objective, rows = objective_data(train.objective), {each.corpus: each for each in corpora}
+    files = {shard.corpus: Path(shard.files[0]) for shard in reversed(config.plan.shards)}
+    for corpus, file in files.items():
+        if corpus in rows and file.is_file():
+            objective.check_first_texts(train, rows[corpus], file=file)
+    existing = {
+        each.name: Path(each.dataset)
+        for each in config.plan.merged
+        if each.dataset and each.corpus in rows
+    }
+    settings = objective.sample_settings(train)
+    for prefix, names in objective.companions(settings, [*existing]).items():
+        for companion in names:
+            if companion in existing:
+                objective.check_companion(existing[prefix], existing[companion])
 
 
 def check_earlier_keys(config: WorkflowConfig) -> None:

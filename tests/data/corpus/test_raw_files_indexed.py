@@ -8,7 +8,7 @@ import pytest
 from tokamake.config.data import PlanSettings
 from tokamake.data.corpus.corpora import Corpus, read_corpora
 from tokamake.data.corpus.plan import make_plan
-from tokamake.data.corpus.raw_files import dataset_files
+from tokamake.data.corpus.raw_files import dataset_files, dataset_pairs
 from tokamake.data.mixture.weigh import read_listed_corpora
 from tokamake.errors import UserError
 
@@ -146,3 +146,63 @@ def test_a_line_whose_dataset_lacks_a_file_is_named(folder: Path) -> None:
     Path("pre/web-2.idx").unlink()
     with pytest.raises(UserError, match=r"weights\.txt:2: pre/web-2\.idx: cannot be read"):
         listed("1 pre/web-2")
+
+
+# Pairs of datasets
+
+
+def pairs(*names: str, text_key: str = "text,title") -> list[dict[str, str]]:
+    for name in names:
+        for suffix in ("bin", "idx"):
+            Path("pairs").mkdir(exist_ok=True)
+            Path(f"pairs/{name}.{suffix}").touch()
+    found = dataset_pairs(row("pairs", text_key=text_key))
+    return [{key: dataset.prefix for key, dataset in pair.items()} for pair in found]
+
+
+WIKI = ("wiki_text_sentence", "wiki_title_document")
+
+
+@pytest.mark.usefixtures("folder")
+def test_datasets_are_paired_by_the_keys_in_their_names() -> None:
+    assert pairs(*WIKI, "a_text_b_text", "a_text_b_title") == [
+        {"text": "pairs/a_text_b_text", "title": "pairs/a_text_b_title"},
+        {"text": "pairs/wiki_text_sentence", "title": "pairs/wiki_title_document"},
+    ]
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("names", "fault"),
+    [
+        (WIKI[:1], "pairs/wiki_text_sentence: no dataset pairs/wiki_title_document beside it"),
+        ((*WIKI, "web"), "pairs/web: its name ends in no key of text_key text,title, such as _t"),
+        ((*WIKI, "wiki_text"), "pairs/wiki_text_sentence: a second dataset of the key text beside"),
+    ],
+)
+def test_datasets_without_a_pair_are_refused(names: tuple[str, ...], fault: str) -> None:
+    with pytest.raises(UserError, match=f'^corpus "web": files: {fault}'):
+        pairs(*names)
+
+
+@pytest.mark.usefixtures("folder")
+def test_links_of_a_pair_have_one_number() -> None:
+    pairs(*WIKI)
+    corpus = row("pairs", text_key="text,title")
+    first = make_plan([corpus], PlanSettings(), declared={})
+    names = {merge.dataset: merge.name for merge in first.merged}
+    assert names == {
+        f"pairs/{WIKI[0]}": "web-0000_text_document",
+        f"pairs/{WIKI[1]}": "web-0000_title_document",
+    }
+    pairs("a_text", "a_title")
+    more = make_plan([corpus], PlanSettings(), declared={}, previous=first)
+    assert {merge.dataset: merge.name for merge in more.merged} == {
+        **names,
+        "pairs/a_text": "web-0001_text_document",
+        "pairs/a_title": "web-0001_title_document",
+    }
+    # Without the keys, each dataset is a text: names that keep a key would be wrong.
+    alone = make_plan([row("pairs")], PlanSettings(), declared={}, previous=first)
+    assert all(merge.name.endswith("_text_document") for merge in alone.merged)
+    assert len({merge.name for merge in alone.merged}) == 4

@@ -82,7 +82,9 @@ class Corpus(Settings):
     A format may have settings: warc: {extractor: trafilatura}.
     indexed: the corpus is tokenized already, as indexed datasets (.bin, .idx)."""
     text_key: Annotated[str, AfterValidator(_text_key)] = "text"
-    """Key or column that holds the text; several, separated by commas, give one dataset each."""
+    """Key or column that holds the text; several, separated by commas, give one dataset each.
+    With the format indexed, several keys pair datasets by their names: text,title pairs
+    X_text_sentence with X_title_document."""
     template: str = ""
     """Joins several keys to one text: {title}\\n\\n{text}; text_key names the dataset."""
     weight: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
@@ -127,6 +129,11 @@ class Corpus(Settings):
         return self.format == INDEXED
 
     @property
+    def has_pairs(self) -> bool:
+        """Whether it has an existing dataset for each of several text keys."""
+        return self.is_indexed and "," in self.text_key
+
+    @property
     def trains(self) -> bool:
         return not self.sets or "train" in self.parts
 
@@ -144,6 +151,8 @@ class Corpus(Settings):
         given = [
             name for name in ("text_key", "template", "filters") if name in self.model_fields_set
         ]
+        if self.has_pairs:
+            given.remove("text_key")
         if self.is_indexed and (given := [name for name in given if getattr(self, name)]):
             raise ValueError(
                 f"{given[0]}: {getattr(self, given[0])!r}: no effect on a corpus that is tokenized "

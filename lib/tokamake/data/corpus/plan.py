@@ -33,7 +33,7 @@ from tokamake.data.corpus.plan_shards import (
     is_divisible,
     make_shard,
 )
-from tokamake.data.corpus.raw_files import RawFile, dataset_files, raw_files, stamp
+from tokamake.data.corpus.raw_files import RawFile, dataset_pairs, raw_files, stamp
 from tokamake.data.urls.url_list import is_url_list, list_url_shards, list_version
 from tokamake.errors import UserError
 from tokamake.files import digest
@@ -263,17 +263,23 @@ def _plan_merges(
 
 
 def _plan_links(corpus: Corpus, previous: Plan | None) -> list[PlannedMerge]:
-    """Plan a merged dataset for each existing one; names of an earlier plan stay."""
+    """Plan a merged dataset for each existing one; names of an earlier plan stay.
+
+    Datasets of a pair have the same number.
+    """
     old = [merge for merge in previous.merged if merge.corpus == corpus.corpus] if previous else []
-    known = {merge.dataset: merge for merge in old if merge.dataset}
+    names = {merge.dataset: merge.name for merge in old if merge.dataset}
     merged, number = [], _next_number(old)
-    for dataset in dataset_files(corpus):
-        if dataset.prefix in known:
-            merged.append(known[dataset.prefix]._replace(stamp=dataset.stamp))
-        else:
-            name = f"{corpus.corpus}-{number:04d}_text_document"
+    for pair in dataset_pairs(corpus):
+        suffixes = {dataset.prefix: f"_{key}_document" for key, dataset in pair.items()}
+        stems = {names.get(prefix, "").removesuffix(end) for prefix, end in suffixes.items()}
+        # One of them may be new, or have had another key.
+        stem = stems.pop() if len(stems) == 1 else ""
+        if not re.fullmatch(rf"{re.escape(corpus.corpus)}-\d+", stem):
+            stem, number = f"{corpus.corpus}-{number:04d}", number + 1
+        for dataset in pair.values():
+            name = stem + suffixes[dataset.prefix]
             merged.append(PlannedMerge(name, corpus.corpus, "", (), *dataset))
-            number += 1
     return sorted(merged, key=lambda merge: merge.name)
 
 

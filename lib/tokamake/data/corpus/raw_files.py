@@ -152,6 +152,41 @@ def dataset_files(corpus: Corpus) -> list[DatasetFiles]:
     return in_natural_order(datasets, path=attrgetter("prefix"))
 
 
+def dataset_pairs(corpus: Corpus) -> list[dict[str, DatasetFiles]]:
+    """Return the indexed datasets of a corpus by their text keys, in natural order.
+
+    With several keys, the name of a dataset ends in one of them: X_text_sentence and
+    X_title_document are a pair.
+    """
+    if not corpus.has_pairs:
+        return [{corpus.text_key: dataset} for dataset in dataset_files(corpus)]
+    keys = corpus.text_key.split(",")
+    # The longest key first: title,sub_title.
+    choice = "|".join(map(re.escape, sorted(keys, key=len, reverse=True)))
+    pairs: dict[str, dict[str, DatasetFiles]] = {}
+    for dataset in dataset_files(corpus):
+        match = re.fullmatch(rf"(.*?)_({choice})(?:_(?:sentence|document))?", dataset.prefix)
+        if match is None:
+            raise UserError(
+                f"{corpus.where}: files: {dataset.prefix}: its name ends in no key of text_key "
+                f"{corpus.text_key}, such as _{keys[0]}_document; rename it, or fix text_key"
+            )
+        other = pairs.setdefault(match[1], {}).setdefault(match[2], dataset)
+        if other is not dataset:
+            raise UserError(
+                f"{corpus.where}: files: {dataset.prefix}: a second dataset of the key {match[2]} "
+                f"beside {other.prefix}; name one of them"
+            )
+    for stem, pair in pairs.items():
+        if missing := [key for key in keys if key not in pair]:
+            raise UserError(
+                f"{corpus.where}: files: {next(iter(pair.values())).prefix}: no dataset "
+                f"{stem}_{missing[0]}_document beside it, which text_key {corpus.text_key} pairs "
+                "with it; also name this dataset"
+            )
+    return [*pairs.values()]
+
+
 def _named(corpus: Corpus) -> list[DatasetFiles]:
     datasets: dict[Path, DatasetFiles] = {}
     for pattern in patterns(corpus):

@@ -1,5 +1,6 @@
 """Settings and data of the objective ict."""
 
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,23 @@ class Data(SentenceData):
                 f"puts before each block; write {section.text},{section.titles}, or set "
                 "train.ict.titles to ''"
             )
+
+    def check_first_texts(self, train: TrainFields, corpus: Any, *, file: Path) -> None:
+        """Refuse texts that are shorter than their titles: the keys are exchanged."""
+        from tokamake.data.corpus.documents import Fields, texts
+        from tokamake.data.readers import open_input
+
+        section = objective_section(train)
+        fields = Fields((section.text, section.titles))
+        source = open_input(file, format=corpus.format)
+        for block in islice(source.blocks(fields.read_keys), 1):
+            of_texts, of_titles = (sum(map(len, each)) for each in texts(block, fields).columns)
+            if of_titles > of_texts:
+                raise UserError(
+                    f"{file}: {section.titles} is longer than {section.text} in the first "
+                    f"documents: set train.ict.text to the key of the long texts, and "
+                    "train.ict.titles to the key of their titles"
+                )
 
     def stack_lengths(self, train: TrainFields) -> list[int]:
         return [train.sequence_length, train.sequence_length]

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tokamake.data.indexed.dataset import IndexedDataset
+from tokamake.data.indexed.index_reader import read_layout
 from tokamake.data.indexed.manifest import find_manifest
+from tokamake.data.indexed.paths import idx_path
 from tokamake.errors import UserError
 
 
@@ -46,7 +47,7 @@ def check_titles(texts: Path, titles: Path) -> None:
     Datasets of tokamake state the raw line of each document. Other datasets are compared by their
     numbers of documents.
     """
-    counts = [len(IndexedDataset(prefix).document_bounds) - 1 for prefix in (texts, titles)]
+    counts = [read_layout(idx_path(prefix)).bounds.length - 1 for prefix in (texts, titles)]
     if counts[0] != counts[1]:
         raise UserError(
             f"{titles}: {counts[1]:,} documents, but {texts} has {counts[0]:,}: titles do not "
