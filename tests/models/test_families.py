@@ -278,7 +278,7 @@ PUBLISHED = {
     # transformers' BertForPreTraining: its norm of the embeddings has as many as our last norm.
     "bert-345m": 336_226_108,
     "bert-base": 110_106_428,
-    "tiny-biencoder": 2_956_800,
+    "tiny-biencoder": 1_478_400,
     "biencoder-base": 183_484_416,  # 217,783,296 with BERT's 30,522 tokens
     "tiny-retro": 6_245_376,
     "retro-2b": 1_884_262_400,  # 1,970,411,520 with GPT-2's 50,257 tokens

@@ -34,7 +34,7 @@ REPLACED = {
     r"snakemake(?= --profile (profiles/slurm|~/\.config/\S+))": "snakemake -n",  # a site's jobs
     # Steps of trainings: fewer ones.
     r'\["40", "20", "10"\]': '["6", "4", "2"]',
-    r"train_steps: 400?\b": "train_steps: 8",
+    r"train_steps: (400?|300)\b": "train_steps: 8",
     r"train_steps: 44\b": "train_steps: 10",
     r"(?<=evaluation_interval: )(?:20|100)|(?<=save_interval: )20|(?<=global_step)20": "4",
     r"(?<=run.yaml )10(?= 3)": "2",
