@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.retrievers import make_retriever_workspace, recalls, write_questions
 from tests.support.workflow_configs import read_config, train, wildcards, write_runs
 from tests.support.workflows import (
     ARCHITECTURE,
@@ -15,6 +16,7 @@ from tests.support.workflows import (
     MINE,
     jobs,
     make_workspace,
+    snakemake,
     snakemake_alone,
 )
 from tokamake.errors import UserError
@@ -227,3 +229,21 @@ def test_blocks_of_datasets_are_embedded(tmp_path: Path) -> None:
     assert len(facts) > 1
     assert {fact["made_from"]["titles"] for fact in facts} == {"src"}
     assert all(fact["num_vectors"] for fact in facts)
+
+
+@pytest.mark.grid
+@pytest.mark.slow
+@pytest.mark.extra("retrieval", "bm25s")
+def test_ict_lifts_recall_over_random_weights(tmp_path: Path) -> None:
+    folder = make_retriever_workspace(tmp_path, steps=200)
+    for target, prepare_next in (("data", write_questions), ("retrieval", None)):
+        done = snakemake(folder, *MINE, target)
+        assert done.returncode == 0, done.stdout + done.stderr
+        if prepare_next:
+            prepare_next(folder)
+    found = recalls(folder)
+    # Chance finds 20 of 2,220 passages.
+    assert found.random < 0.1
+    assert found.trained > 5 * found.random
+    assert found.trained > 0.3
+    assert found.bm25 > found.trained
