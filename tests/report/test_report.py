@@ -1,6 +1,8 @@
 """The page about made-up runs: numbers, escaped texts, and files that are missing or damaged."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -347,3 +349,12 @@ def test_many_runs_share_a_legend(tmp_path: Path) -> None:
     texts = shown(results).sections["curves"]
     assert after(texts, "Hide or show a run in all figures of this section:", 1) == ["run0"]
     assert texts.count("run0") == len([text for text in texts if text == "Numbers"]) + 1
+
+
+def test_the_same_files_give_the_same_page(results: Path) -> None:
+    pages = []
+    for _ in range(2):
+        command = [sys.executable, "-m", "tokamake", "report", str(results)]
+        subprocess.run(command, check=True, capture_output=True)
+        pages.append((results / "report.html").read_bytes())
+    assert pages[0] == pages[1]

@@ -43,7 +43,7 @@ def assemble(contents: PageContents) -> str:
         faults="".join(map(html_pages.warning, dict.fromkeys(contents.faults))),
         navigation="\n".join(titles),
         sections="\n".join(bodies),
-        made=_made(),
+        made=_made(contents),
         bokeh=_bokeh() if contents.figures.is_used else "",
         script=_file("page.js") if contents.figures.is_used else "",
     )
@@ -59,9 +59,14 @@ def title(contents: PageContents) -> str:
     return runs + shared
 
 
-def _made() -> str:
-    now = datetime.now(UTC)
-    return f"Made by tokamake {escape(__version__)} at {now:%Y-%m-%d %H:%M} UTC"
+def _made(contents: PageContents) -> str:
+    """Version, and the time of the newest metrics: the same files give the same page."""
+    by = f"Made by tokamake {escape(__version__)}"
+    paths = [folder / "run.yaml" for folder in contents.folders.values()]
+    paths += [folder / "training/metrics.jsonl" for folder in contents.folders.values()]
+    times = [path.stat().st_mtime for path in paths if path.is_file()]
+    newest = datetime.fromtimestamp(max(times, default=0), UTC)
+    return f"{by} from results until {newest:%Y-%m-%d %H:%M} UTC" if times else by
 
 
 def _file(name: str) -> str:
