@@ -190,4 +190,7 @@ class ParallelSettings(Settings):
 def _divides(size: tuple[str, int], whole: tuple[int, str]) -> None:
     (name, divisor), (number, unit) = size, whole
     if number % divisor:
-        raise UserError(f"train.parallel.{name}: {divisor}: does not divide {number} ({unit})")
+        raise UserError(
+            f"train.parallel.{name}: {divisor}: does not divide {number} ({unit}); give a divisor "
+            f"of {number}"
+        )
