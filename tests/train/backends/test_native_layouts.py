@@ -118,6 +118,7 @@ PROVED: Proved = {
 
 
 @pytest.mark.ranks
+@pytest.mark.grid  # `make test` has random compositions of the same settings
 @pytest.mark.parametrize(("world_size", "layouts"), split_layouts(PROVED))
 def test_layouts_equal_one_process(
     world_size: int, layouts: list[tuple[str, Changes]], runs: dict[str, Path]
