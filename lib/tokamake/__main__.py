@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 
 def main() -> None:
@@ -11,6 +12,9 @@ def main() -> None:
     from tokamake import cli
 
     cli.main()
+    ranks = sys.modules.get("tokamake.runtime.rank_errors")
+    if ranks is not None and ranks.has_left():
+        ranks.exit_now(0)
 
 
 def _stop() -> None:

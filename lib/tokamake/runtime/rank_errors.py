@@ -12,6 +12,8 @@ from tokamake.runtime.device import group_device
 from tokamake.runtime.ranks import Ranks
 
 Item = TypeVar("Item")
+_SINGLE: list[Ranks] = []
+"""Single ranks of this process that have left, see `leave`."""
 
 
 def first_of_ranks(value: str) -> str:
@@ -83,16 +85,22 @@ def report_from_rank_0(ranks: Ranks) -> Iterator[None]:
 
 
 def leave(ranks: Ranks, code: int) -> None:
-    """Exit with `code`; a single rank with code 0 returns instead.
+    """Exit with `code`; a single rank with code 0 returns instead, and `has_left` is true then.
 
-    Several ranks skip Python's own shutdown. It sometimes aborts, because threads of gloo request
-    the interpreter while it shuts down.
+    Ranks skip Python's own shutdown. It sometimes aborts, because threads of gloo request the
+    interpreter while it shuts down.
     """
     if ranks.world_size == 1:
+        _SINGLE.append(ranks)
         if code:
             raise SystemExit(code)
         return
     exit_now(code)
+
+
+def has_left() -> bool:
+    """Whether this process was a single rank whose work has ended; `exit_now` is safe then."""
+    return bool(_SINGLE)
 
 
 def exit_now(code: int) -> NoReturn:
