@@ -27,7 +27,10 @@ rule evaluate:
         model=segments.evaluated_model,
         split=run_settings.value("train.split"),
         split_rule=run_settings.value("train.split_rule"),
-        held_out=retro_rules.with_neighbors(data_rules.evaluation_options),
+        held_out=lambda wildcards, input: [
+            *data_rules.evaluation_options(wildcards, input),
+            *retro_rules.retrieval_options(wildcards),
+        ],
         sequence_length=run_settings.value("train.sequence_length"),
         max_tokens=run_settings.value("evaluate.max_tokens"),
         data_root=subpath(input.weights, parent=True),
@@ -89,10 +92,10 @@ if task_rules.names:
         params:
             plug_in=task_rules.plug_in,
             settings=task_rules.settings,
-            fetched=retro_rules.with_neighbors(
-                lambda wildcards, input: [f"--fetched={path}" for path in input.fetched],
-                data_root=DATA,
-            ),
+            fetched=lambda wildcards, input: [
+                *(f"--fetched={path}" for path in input.fetched),
+                *retro_rules.retrieval_options(wildcards, data_root=DATA),
+            ],
             model=segments.evaluated_model,
             sequence_length=run_settings.value("train.sequence_length"),
             dtype=run_settings.value("evaluate.dtype"),
@@ -124,9 +127,10 @@ rule generate:
         nodes=1,
         tasks=1,
     params:
-        options=retro_rules.with_neighbors(
-            lambda wildcards, input: run_settings.generate_options(wildcards), data_root=DATA
-        ),
+        options=lambda wildcards: [
+            *run_settings.generate_options(wildcards),
+            *retro_rules.retrieval_options(wildcards, data_root=DATA),
+        ],
         layout=run_settings.inference_options,
     shell:
         "{resources.launch} {resources.nodes} {resources.tasks}"

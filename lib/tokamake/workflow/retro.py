@@ -4,7 +4,6 @@ Wildcards: `run`; `split`; `dataset`, a merged dataset; `chunk_length`; `embedde
 model that embeds chunks. Runs with the same chunks and the same embedder share vectors.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -203,29 +202,22 @@ class RetroRules:
             return []
         return [f"{RUN}/neighbors/chunks.json", *self.embedder_files(wildcards)]
 
-    def with_neighbors(
-        self, given: Callable[[Any, Any], list[str]], *, data_root: str | None = None
-    ) -> Callable[[Any, Any], list[str]]:
-        """Options of a command, and for a run of objective retro, the place of neighbors.
+    def retrieval_options(self, wildcards: Any, *, data_root: str | None = None) -> list[str]:
+        """Place of a run's neighbors, as options; none for other objectives.
 
         Args:
-            given: function of wildcards and input that returns the other options.
             data_root: folder of the datasets, if the command is not told it otherwise.
         """
-
-        def all_options(wildcards: Any, input: Any) -> list[str]:
-            section = self._sections.get(wildcards.run)
-            if section is None:
-                return given(wildcards, input)
-            searched = [f"--chunks={input.neighbors[0]}", f"--embedder={section.embedder}"]
-            if section.embedder_tokenizer:
-                searched.append(f"--embedder-tokenizer={section.embedder_tokenizer}")
-            searched += [f"--num-neighbors={section.neighbors}"]
-            searched += options(section, only=("retrieved_chunks", "nprobe", "ef_search"))
-            root = [f"--data-root={data_root}"] if data_root else []
-            return [*given(wildcards, input), *searched, *root]
-
-        return all_options
+        section = self._sections.get(wildcards.run)
+        if section is None:
+            return []
+        chunks = f"{RUN.format(run=wildcards.run)}/neighbors/chunks.json"
+        searched = [f"--chunks={chunks}", f"--embedder={section.embedder}"]
+        if section.embedder_tokenizer:
+            searched.append(f"--embedder-tokenizer={section.embedder_tokenizer}")
+        searched.append(f"--num-neighbors={section.neighbors}")
+        searched += options(section, only=("retrieved_chunks", "nprobe", "ef_search"))
+        return [*searched, *([f"--data-root={data_root}"] if data_root else [])]
 
     # ---- Targets ----
 
