@@ -1,8 +1,8 @@
-"""Times and sizes as text for people."""
+"""Times, sizes and counts as text for people."""
 
 import pytest
 
-from tokamake.units import duration, in_bytes
+from tokamake.units import amount, duration, in_bytes
 
 
 @pytest.mark.parametrize(
@@ -18,3 +18,10 @@ def test_sizes_have_a_readable_unit(size: int, text: str) -> None:
 )
 def test_times_have_their_two_largest_units(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(999, "999"), (4_769_472, "4.77 M"), (1.26e9, "1.26 B"), (2e12, "2 T")]
+)
+def test_counts_have_three_digits(number: float, text: str) -> None:
+    assert amount(number) == text

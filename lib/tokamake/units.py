@@ -1,4 +1,4 @@
-"""Times and sizes as text for people."""
+"""Times, sizes and counts as text for people."""
 
 
 def duration(seconds: float) -> str:
@@ -23,3 +23,11 @@ def in_bytes(number: int) -> str:
         size /= 1000
         units.pop(0)
     return f"{size:.0f} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+def amount(number: float) -> str:
+    """Format a count with three digits: `4.77 M`."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}"
+    return f"{number:,.0f}"

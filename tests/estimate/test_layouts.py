@@ -23,7 +23,7 @@ def allocation(nodes: int, device: str = "a100-80gb") -> Allocation:
     return Allocation(nodes, 8 * nodes, None, device)
 
 
-def test_a_small_model_needs_no_parallelism_but_of_data() -> None:
+def test_a_small_model_needs_data_parallelism_only() -> None:
     model = read_architecture(ROOT / "config/models/gpt3-1.7b.yaml")
     best = suggested(config("gpt3-1.7b"), model, allocation=allocation(2))[0].layout
     assert (best.tensor, best.pipeline, best.context, best.data) == (1, 1, 1, 16)

@@ -167,7 +167,7 @@ def test_small_test_sets_are_warned_about_and_scores_stand_over_checkpoints(resu
 
 
 def test_large_test_sets_have_no_warning(results: Path) -> None:
-    value = scores(2.5) | {"documents": 30, "tokens": 10_000}
+    value = scores(2.5) | {"documents": 100, "tokens": 50_000}
     edit(results / "trial/evaluate.json", corpora={}, overall=value)
     assert "Too few" not in str(shown(results).sections["evaluation"])
 

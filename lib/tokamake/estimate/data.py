@@ -61,7 +61,7 @@ class DataEstimate(NamedTuple):
 
 
 def estimate_data(config: WorkflowConfig, *, sample_bytes: int, seed: int) -> DataEstimate:
-    """Estimate the data of a workflow; what is built is not estimated, but read.
+    """Estimate the data of a workflow; datasets that are built are read.
 
     Args:
         sample_bytes: bytes of each corpus to tokenize; 0: none, tokens follow from file sizes and

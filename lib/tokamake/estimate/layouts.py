@@ -31,7 +31,7 @@ _SHORTEST_PART = 4096
 
 
 class Suggestion(NamedTuple):
-    """A layout that fits, with what it takes."""
+    """A layout that fits, with its memory and its times."""
 
     layout: Layout
     memory_bytes: float

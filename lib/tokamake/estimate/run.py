@@ -9,7 +9,7 @@ from tokamake.config.resolved_run import ResolvedTrainSettings, Run
 from tokamake.config.root import Config
 from tokamake.config.training import TrainSettings
 from tokamake.data.corpus.corpora import Corpus
-from tokamake.data.mixture.shares import seen_tokens, shares
+from tokamake.data.mixture.shares import MANY_EPOCHS, seen_tokens, shares
 from tokamake.errors import UserError
 from tokamake.estimate.parameters import num_parameters, num_tensors, stage_sizes
 from tokamake.preflight.model import check_layout
@@ -198,17 +198,13 @@ def _epochs(
         "training or raise epochs"
         for name, stated in more.items()
     ]
-    many = [f"{n} {e:,.1f}" for n, e in epochs.items() if e > _MANY_EPOCHS and n not in more]
+    many = [f"{n} {e:,.1f}" for n, e in epochs.items() if e > MANY_EPOCHS and n not in more]
     if many:
         warnings.append(
-            f"epochs: {shortened(many)}: beyond about {_MANY_EPOCHS}, repeated tokens are worth "
+            f"epochs: {shortened(many)}: beyond about {MANY_EPOCHS}, repeated tokens are worth "
             "clearly less: add data, lower weights or shorten the training"
         )
     return epochs
-
-
-_MANY_EPOCHS = 4
-"""As `weigh`: Muennighoff et al. 2023, arXiv 2305.16264."""
 
 
 def _hours(run: Run, flops: float, *, allocation: Allocation, mfu: float) -> float | None:

@@ -6,7 +6,7 @@ from tokamake.estimate.data import CorpusEstimate
 from tokamake.estimate.run import RunEstimate
 from tokamake.estimate.workflow import WorkflowEstimate
 from tokamake.runtime.console import counted
-from tokamake.units import duration, in_bytes
+from tokamake.units import amount, duration, in_bytes
 
 _SOURCES = {
     "built": "counted: the datasets are built",
@@ -68,14 +68,6 @@ def table(rows: Sequence[Sequence[str]], *, left: Sequence[int] = ()) -> list[st
         ).rstrip()
         for row in rows
     ]
-
-
-def amount(number: float) -> str:
-    """Format a number in powers of 1,000: `1.26 billion`."""
-    for size, name in ((1e12, "trillion"), (1e9, "billion"), (1e6, "million")):
-        if number >= size:
-            return f"{number / size:.3g} {name}"
-    return f"{number:,.0f}"
 
 
 def _corpus_row(corpus: CorpusEstimate) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The whole estimate of a workflow: its data and its runs, and what a user should know first."""
+"""The whole estimate of a workflow: its data and its runs, and warnings."""
 
 import shutil
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from tokamake.config.architecture import Architecture
 from tokamake.config.root import Config
 from tokamake.data.corpus.corpora import Corpus
-from tokamake.data.corpus.splits import NAMES, shares
+from tokamake.data.corpus.splits import FEWEST_DOCUMENTS, FEWEST_TOKENS, NAMES, shares
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.data.tokenizers._sentinels import appended_texts
 from tokamake.errors import UserError
@@ -17,9 +17,6 @@ from tokamake.estimate.run import Allocation, Assumptions, RunEstimate, estimate
 from tokamake.preflight.initial_models import InitialModel
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.units import in_bytes
-
-_FEW_DOCUMENTS, _FEW_TOKENS = 100, 50_000
-"""Below these sizes, a test split says little: its loss is wrong by a tenth or more."""
 
 
 class WorkflowEstimate(NamedTuple):
@@ -139,7 +136,9 @@ def _about_splits(
         where = f"run {run.run}: train.split: {run.train.split}"
         if is_known and not documents:
             warnings.append(f"{where}: the split {name} would have no document; give it more")
-        elif name == "test" and (tokens < _FEW_TOKENS or (is_known and documents < _FEW_DOCUMENTS)):
+        elif name == "test" and (
+            tokens < FEWEST_TOKENS or (is_known and documents < FEWEST_DOCUMENTS)
+        ):
             size = f"{documents:,} documents, " if is_known else ""
             warnings.append(
                 f"{where}: the test split has about {size}{tokens:,.0f} tokens: its scores vary by "

@@ -31,7 +31,7 @@ def estimate(
     """Print the cost of a workflow before it runs: tokens, disk, steps, memory, time, money.
 
     Nothing is built. Tokens are counted in a sample of the raw files where a tokenizer exists, and
-    read from the metadata where the data are built. Warnings name what is likely wrong.
+    read from the metadata where the data are built. Warnings name likely mistakes.
 
     Args:
         config: Config file.

@@ -206,7 +206,7 @@ class RetroRules:
         """Place of a run's neighbors, as options; none for other objectives.
 
         Args:
-            data_root: folder of the datasets, if the command is not told it otherwise.
+            data_root: folder of the datasets; None: no option names it.
         """
         section = self._sections.get(wildcards.run)
         if section is None:

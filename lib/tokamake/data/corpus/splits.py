@@ -22,6 +22,9 @@ FractionRange = tuple[float, float]
 
 WHOLE: FractionRange = (0.0, 1.0)
 
+FEWEST_DOCUMENTS, FEWEST_TOKENS = 100, 50_000
+"""In a smaller test split, chance decides between models: a loss is wrong by a tenth or more."""
+
 _SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]*")
 NAMING = "a split's name has letters, digits, dots and underscores"
 

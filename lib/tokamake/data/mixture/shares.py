@@ -14,6 +14,9 @@ _DECIMALS = Context(prec=40, Emax=MAX_EMAX, Emin=MIN_EMIN)
 
 TOLERANCE = 0.01
 """Relative difference from the stated epochs that needs no message."""
+MANY_EPOCHS = 4
+"""Beyond this, repeated tokens are worth clearly less than new ones (Muennighoff et al. 2023, arXiv
+2305.16264)."""
 
 
 def seen_tokens(

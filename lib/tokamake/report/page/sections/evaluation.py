@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import pandas as pd
 
+from tokamake.data.corpus.splits import FEWEST_DOCUMENTS, FEWEST_TOKENS
 from tokamake.report import html_pages
 from tokamake.report.page.contents import PageContents
 from tokamake.report.page.figures import Axes, Curve, color, dash
@@ -16,8 +17,6 @@ PLACE = 50
 _COUNTS = {"documents": ",.0f", "tokens": ",.0f", "bytes": ",.0f"}
 _MEASURES = {"loss": ".4f", "perplexity": ",.2f", "bits_per_byte": ".4f"}
 _MAX_CORPORA = 8
-_MIN_DOCUMENTS, _MIN_TOKENS = 30, 10_000
-"""Fewer documents or tokens: losses of two models differ by chance."""
 
 
 def render(contents: PageContents) -> str:
@@ -77,14 +76,14 @@ def _warnings(scores: pd.DataFrame) -> str:
     for (subset,), rows in scores.groupby(["subset"], sort=False):
         counts = dict(zip(rows["metric"], rows["value"], strict=True))
         documents, tokens = counts.get("documents", math.inf), counts.get("tokens", math.inf)
-        if documents < _MIN_DOCUMENTS or tokens < _MIN_TOKENS:
+        if documents < FEWEST_DOCUMENTS or tokens < FEWEST_TOKENS:
             small[subset] = f"{subset} ({documents:,.0f} documents, {tokens:,.0f} tokens)"
     if not small:
         return ""
     return html_pages.warning(
         f"Too few held-out documents to compare models by: {', '.join(small.values())}. Two "
-        f"models may differ by chance. Give at least {_MIN_DOCUMENTS} documents and "
-        f"{_MIN_TOKENS:,} tokens: a larger share in train.split, or more text."
+        f"models may differ by chance. Give at least {FEWEST_DOCUMENTS} documents and "
+        f"{FEWEST_TOKENS:,} tokens: a larger share in train.split, or more text."
     )
 
 

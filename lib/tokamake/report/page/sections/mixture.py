@@ -4,6 +4,7 @@ from html import escape
 
 import pandas as pd
 
+from tokamake.data.mixture.shares import MANY_EPOCHS
 from tokamake.data.samples.index_folder import read_index
 from tokamake.errors import UserError
 from tokamake.report import html_pages
@@ -20,8 +21,6 @@ _HEADER = (
     "epochs",
 )
 _MAX_BARS = 20
-_MANY_EPOCHS = 4.0
-"""Repeats beyond this add little, see Muennighoff et al. 2023 (arXiv 2305.16264)."""
 
 
 def render(contents: PageContents) -> str:
@@ -45,7 +44,7 @@ def _table(contents: PageContents, alike: list[pd.DataFrame]) -> str:
     for number, row in enumerate(alike[0].itertuples()):
         epochs = [float(rows["epochs"].iloc[number]) for rows in alike]
         least, most = (f"{bound(epochs):.2f}" for bound in (min, max))
-        if max(epochs) > _MANY_EPOCHS:
+        if max(epochs) > MANY_EPOCHS:
             repeated.append(row.corpus)
         lines.append(
             [
@@ -61,7 +60,7 @@ def _table(contents: PageContents, alike: list[pd.DataFrame]) -> str:
     if not repeated:
         return table
     return table + html_pages.warning(
-        f"{', '.join(repeated)}: more than {_MANY_EPOCHS:g} epochs. Repeated text teaches less "
+        f"{', '.join(repeated)}: more than {MANY_EPOCHS} epochs. Repeated text teaches less "
         "than new text."
     )
 

@@ -13,7 +13,7 @@ from tokamake.report.describe_run import best_checkpoint, losses_of, recipe_of, 
 from tokamake.report.html_pages import cell
 from tokamake.report.page.contents import PageContents
 from tokamake.results.costs import costs
-from tokamake.units import duration
+from tokamake.units import amount, duration
 
 TITLE = "Overview"
 PLACE = 0
@@ -89,14 +89,6 @@ def _sentences(contents: PageContents, best: Any) -> str:
         f"<p>{article} {escape(run.architecture.family)} model{parameters}, trained "
         f"{escape(start)}{on}. {escape(state(contents, best.run).capitalize())}.</p>"
     )
-
-
-def amount(number: float) -> str:
-    """Format a count with three digits: 4.77 M."""
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}"
-    return f"{number:,.0f}"
 
 
 def _tiles(contents: PageContents, best: Any, *, spent: pd.DataFrame) -> str:
