@@ -89,7 +89,7 @@ def metric(step: int, loss: float) -> dict:
 
 
 def make_inputs(folder: Path) -> dict[str, Path]:
-    """Write all that `plot` takes to a folder; returns its arguments."""
+    """Write the files of a finished run to a folder; returns their paths."""
     lines = [metric(step, 3 + 4 / step) for step in range(5, 51, 5)]
     lines += [{"step": 25, "validation_loss": 3.5}, {"step": 50, "validation_loss": 3.25}]
     content = {

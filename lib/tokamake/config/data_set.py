@@ -32,7 +32,7 @@ class DataSet(NamedTuple):
 
     @property
     def shared(self) -> str:
-        """Folder of the tokenizer, the comparison of the runs and the report."""
+        """Folder of the tokenizer and the report."""
         return _RESULTS if self.name == DEFAULT else self.folder
 
     @property

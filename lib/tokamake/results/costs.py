@@ -19,7 +19,9 @@ _RANKED = ("train", "finetune")
 
 
 def costs(*folders: str | Path) -> pd.DataFrame:
-    """Finished jobs of results folders, a row for each: its last, successful attempt.
+    """Finished jobs of results folders: a row for each line of its benchmark.
+
+    Snakemake writes a line for the last, successful attempt; a rule may ask for repeats.
 
     | column | dtype | meaning |
     |---|---|---|

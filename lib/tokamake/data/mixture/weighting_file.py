@@ -1,7 +1,7 @@
 """The weighting file: datasets of a mixture and their weights, `weight prefix corpus` a line.
 
-`weigh` and `mix` write it, or you write it by hand. `index`, `evaluate` and `plot` read it;
-`lint_weights` checks it.
+`weigh` and `mix` write it, or you write it by hand. `index` and `evaluate` read it; `lint_weights`
+checks it.
 """
 
 import math
