@@ -82,3 +82,25 @@ def test_messages_of_snakemake_pass_unless_the_lines_say_more() -> None:
     display.output("rank 1 on node2 is slow")
     assert lines_of(stream) == ["LockException: locked", "rank 1 on node2 is slow"]
     assert not display.has_nothing_to_do
+
+
+def test_after_a_stop_a_real_failure_is_shown(tmp_path: Path) -> None:
+    stream, logs = io.StringIO(), [tmp_path / "full.log", tmp_path / "asked.log"]
+    logs[0].write_text("tokamake merge: a.bin: No space left on device\n")
+    logs[1].write_text("tokamake tokenize: stopped; the same command continues\n")
+    display = Display(stream)
+    display.is_stopping = True
+    for number, log in enumerate(logs):
+        event = {"kind": "fail", "jobid": number, "rule": log.stem, "log": [str(log)], "aux": {}}
+        display.show(event)
+    for text in ("Terminating processes on user request, now", "LockException: locked"):
+        display.show({"kind": "message", "level": "INFO", "text": text})
+    display.output("rank 1: closing signal SIGINT")
+    assert display.failures == ["full"]
+    assert [line.split(";")[0].strip() for line in lines_of(stream)] == [
+        f"{'full':20} FAILED",
+        "tokamake merge: a.bin: No space left on device",
+        "likely remedy: free some space",
+        f"{'asked':20} stopped",
+        "LockException: locked",
+    ]

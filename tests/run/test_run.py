@@ -147,4 +147,5 @@ def test_ctrl_c_ends_with_a_sentence(folder: Path) -> None:
         "stopped: finished jobs are kept; continue: tokamake run my.yaml text.txt"
     )
     assert "FAILED" not in text
+    assert "Exception" not in text
     assert "Traceback" not in text

@@ -6,7 +6,8 @@ import pytest
 
 from tokamake.config.data_set import DataSet
 from tokamake.errors import UserError
-from tokamake.status.jobs import DagJob, data_set_of, read_jobs, write_jobs
+from tokamake.status.jobs import DagJob, data_set_of, read_jobs, states, write_jobs
+from tokamake.status.snakemake_internals import Marks
 
 WEIGHTS = DagJob("fetch_weights", "", ["a.safetensors"], [], "logs/fetch_weights/a.log")
 TOKENIZE = DagJob("tokenize", "", ["results/data/0.json"], [], "logs/tokenize/0.log")
@@ -65,3 +66,10 @@ def test_a_damaged_file_is_one_line_and_the_next_start_replaces_it(folder: Path,
         read_jobs(Path())
     write_jobs([TRAIN], DataSet(), rules=())
     assert jobs_of(folder) == {"run big": [TRAIN]}
+
+
+def test_a_job_that_has_ended_meanwhile_does_not_run(tmp_path: Path) -> None:
+    ended = DagJob("merge", "", ["results/data/a.json"], [], "logs/merge.log")
+    marks = Marks(1.0, {ended.outputs[0]: tmp_path / "gone"})
+    (found,) = states(tmp_path, [ended], marks=marks)
+    assert found.state == "waiting"

@@ -1,5 +1,6 @@
 """Display of a workflow that runs: a line a stage, and bars on a terminal."""
 
+import re
 import sys
 import time
 from collections.abc import Iterable
@@ -55,8 +56,16 @@ _SILENT = (
     "Will exit after finishing currently running jobs",
 )
 """Beginnings of messages of Snakemake that say nothing beyond the lines of the stages."""
+_SILENT_AFTER_STOP = (
+    "Terminating processes on user request",
+    "Cancelling snakemake on user request",
+    "RuleException:\nCalledProcessError",
+)
+"""The same, if the workflow was asked to stop."""
 _ESTIMATE = "estimate: "
 """Beginning of lines that a dry run prints at its end, below the table."""
+_ERROR = re.compile(r"^tokamake [\w-]+: (?!stopped; )|No space left on device")
+"""Line of a log that a job writes which has failed, also if it was asked to stop meanwhile."""
 _REMEDIES = {
     "MemoryError": "give the rule more mem_mb in a profile, or use fewer workers",
     "out of memory": "give it more memory, smaller micro batches, or recompute activations",
@@ -139,8 +148,8 @@ class Display:
     def output(self, text: str) -> None:
         """Show a line that a job or Snakemake has printed."""
         # The metrics of a training have what its lines of steps say; after a stop, the closing
-        # line says what is saved.
-        if self.is_stopping and not text.startswith("stopped "):
+        # line says what is saved, and launchers print how ranks end.
+        if self.is_stopping and not (text.startswith("stopped ") or _ERROR.search(text)):
             return
         if self._is_dry_run and text.startswith(_ESTIMATE):
             self._estimate.append(text)
@@ -198,14 +207,14 @@ class Display:
     def _fail(self, event: Event) -> None:
         job = self.stages.fail(event["jobid"]) if event["jobid"] is not None else None
         name = f"{event['rule']} {job.run if job else ''}".strip()
-        if self.is_stopping:
+        lines = [line for path in event["log"] for line in _tail(Path(path))]
+        if self.is_stopping and not any(map(_ERROR.search, lines)):
             self.line(f"{name:<{_NAME_WIDTH}} stopped")
             return
         self.failures.append(name)
         self.line(
             f"{name:<{_NAME_WIDTH}} FAILED; the end of {', '.join(event['log']) or 'its output'}:"
         )
-        lines = [line for path in event["log"] for line in _tail(Path(path))]
         for text in lines:
             self.line(f"    {text}")
         for key, value in event["aux"].items():
@@ -216,8 +225,8 @@ class Display:
     def _message(self, text: str) -> None:
         if text.startswith("Nothing to be done"):
             self.has_nothing_to_do = True
-        # After a stop, Snakemake reports jobs that ended as it asked them to.
-        if not _is_silent(text) and not self.is_stopping:
+        is_expected = self.is_stopping and text.startswith(_SILENT_AFTER_STOP)
+        if not _is_silent(text) and not is_expected:
             self.line(text)
 
     # ---- Training ----

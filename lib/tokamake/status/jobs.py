@@ -23,10 +23,9 @@ _TAIL_BYTES, _TAIL_LINES = 4_000, 6
 """A launcher may write the last line of a log, so some lines before it are read, too."""
 _MAX_SILENT_SECONDS = 600
 """A job of a batch system may outlive Snakemake; it is taken for dead after this time."""
-_GROUPS = {
-    **dict.fromkeys(("fetch_weights", "import_checkpoint"), "starts"),
-    "report": "report",
-}
+STARTS = ("fetch_weights", "import_checkpoint")
+"""Rules that make initial checkpoints, which runs may share."""
+_GROUPS = {**dict.fromkeys(STARTS, "starts"), "report": "report"}
 """Group of a rule without the wildcard `run`, if it does not make data."""
 
 State = Literal["done", "running", "stopped", "failed", "waiting"]
@@ -174,7 +173,8 @@ def states(
     read: set[str] = set()
     for job in reversed(list(jobs)):  # readers of its outputs come first
         log, outputs = folder / job.log, {*job.outputs}
-        silent = time.time() - log.stat().st_mtime if log.is_file() else None
+        written = _changed(log)
+        silent = None if written is None else time.time() - written
         trainer = writer_of(training_folder(folder, job)) if job.rule in TRAININGS else None
         is_recent = (silent or 0) < _MAX_SILENT_SECONDS
         is_marked = not outputs.isdisjoint(marks.running)
@@ -183,7 +183,7 @@ def states(
         # The process of a training knows better than marks; a killed one may start again.
         if trainer and not (lives and is_current):
             is_alive = is_recent if trainer.lives is None else trainer.lives
-        is_old = silent is not None and start is not None and log.stat().st_mtime < start
+        is_old = written is not None and start is not None and written < start
         is_read = not read.isdisjoint(outputs) and unfinished.isdisjoint(outputs)
         if is_alive and (trainer or is_current):
             state: State = "running"
@@ -202,8 +202,15 @@ def states(
 
 def _is_stale(outputs: set[str], marks: Marks, *, start: float | None) -> bool:
     """Whether the marks of a job are older than the present start of Snakemake."""
-    times = [marks.running[path].stat().st_mtime for path in outputs & marks.running.keys()]
-    return start is not None and max(times) < start
+    times = (_changed(marks.running[path]) for path in outputs & marks.running.keys())
+    # A job that has ended since the marks were read has none.
+    return start is not None and max(time or 0 for time in times) < start
+
+
+def _changed(path: Path) -> float | None:
+    with suppress(FileNotFoundError):
+        return path.stat().st_mtime
+    return None
 
 
 def training_folder(folder: Path, job: DagJob) -> Path:

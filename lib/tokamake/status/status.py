@@ -95,6 +95,8 @@ def _check_run(folder: Path, run: str) -> None:
 
 
 def _watch(folder: Path, read: Any) -> None:
+    from rich.text import Text
+
     from tokamake.errors import UserError
     from tokamake.status.snakemake_internals import read_marks
     from tokamake.status.watch import screen, watch
@@ -102,9 +104,9 @@ def _watch(folder: Path, read: Any) -> None:
     def draw() -> "RenderableType":
         try:
             found, title = read()
+            return screen(folder, found, title=title, marks=read_marks(folder))
         except (OSError, UserError) as error:  # a start of Snakemake replaces the file
-            return str(error)
-        return screen(folder, found, title=title, marks=read_marks(folder))
+            return Text(str(error))
 
     if not sys.stdout.isatty():
         raise UserError("--watch: standard output is no terminal; leave it out")
