@@ -15,6 +15,7 @@ from tests.support.html_page import Page
 from tokamake.data.indexed.manifest_counts import filter_name
 from tokamake.errors import UserError
 from tokamake.report.describe_run import best_checkpoint
+from tokamake.report.page.contents import PageContents
 from tokamake.report.report import report
 from tokamake.status.jobs import DagJob, write_jobs
 
@@ -134,12 +135,14 @@ def test_quarantined_documents_have_examples(results: Path) -> None:
     shard = results / "data/shards/code"
     shard.mkdir(parents=True)
     entry = {"file": "raw/a.jsonl", "line": 3, "reason": "not JSON", "raw": "<script>{"}
-    (shard / "00000.quarantine.jsonl").write_text(json.dumps(entry) + "\n{broken\n")
+    (shard / "00000.quarantine.jsonl").write_text(json.dumps(entry) + "\n" + "{broken\n5\n" * 3)
     texts = shown(results).sections["corpora"]
-    assert after(texts, "Examples of quarantined documents", 4) == [
+    assert after(texts, "Examples of quarantined documents", 6) == [
         *("<script>{", "file raw/a.jsonl, line 3, reason not JSON"),
         *("{broken\n", "00000.quarantine.jsonl"),
+        *("5\n", "00000.quarantine.jsonl"),
     ]
+    assert sum("quarantine.jsonl" in text for text in texts) == 4  # five examples are shown
 
 
 def test_small_test_sets_are_warned_about_and_scores_stand_over_checkpoints(results: Path) -> None:
@@ -180,6 +183,7 @@ def test_runs_are_compared_by_settings_that_differ(tmp_path: Path) -> None:
         *("high", "low", "middle", "train.optimizer.learning_rate", "0.003", "0.001", "0.002"),
     ]
     assert "Sweep over train.optimizer.learning_rate" in texts
+    assert after(texts, "last train.optimizer.learning_rate", 2) == ["runs", "3"]
     assert page.texts[0] == "3 runs: high, low, middle"
     # Of two folders of runs, the page has these two alone.
     texts = shown(results / "low", results / "high").sections["comparison"]
@@ -198,6 +202,63 @@ def test_runs_of_one_data_folder_are_chosen(tmp_path: Path) -> None:
     (results / "two/run.yaml").write_text(yaml.safe_dump({**run, "data_root": "results/data/v2"}))
     assert shown(results, data_set="default").texts[0] == "Run one"
     assert shown(results, data_set="v2").texts[0] == "Run two on data v2"
+
+
+def test_runs_of_one_name_are_not_dropped_in_silence(tmp_path: Path) -> None:
+    folders = [make_results(tmp_path / name / "results") / "trial" for name in "ab"]
+    contents = PageContents(folders)
+    assert [*contents.folders] == ["trial"]
+    (fault,) = contents.faults
+    assert all(str(folder) in fault for folder in folders)
+
+
+def test_a_run_is_named_by_its_folder(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(results / "trial")
+    report(Path())
+    assert Page(results / "report.html").texts[0] == "Run trial"
+
+
+def test_costs_have_the_jobs_of_the_runs_and_of_their_data(tmp_path: Path) -> None:
+    results = make_results(tmp_path / "results", ["one", "two"])
+    run = yaml.safe_load((results / "two/run.yaml").read_text())
+    (results / "two/run.yaml").write_text(yaml.safe_dump({**run, "data_root": "results/data/v2"}))
+    names = ("one/train", "two/train", "tokenize/a", "data/v2/tokenize/b", "data/v3/tokenize/c")
+    for name in (*names, "fetch_weights/w"):
+        path = results / f"benchmarks/{name}.tsv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("s\tmax_rss\n3600\t1\n")
+    costs = PageContents([results], data_set="v2").costs["job"]
+    assert {*costs} == {"two/train.tsv", "data/v2/tokenize/b.tsv", "fetch_weights/w.tsv"}
+    assert len(PageContents([results]).costs) == 5
+
+
+def test_no_run_is_the_best_of_runs_on_different_data(tmp_path: Path) -> None:
+    results = make_results(tmp_path / "results", ["one", "two"])
+    assert after(shown(results).sections["overview"], "The best run is ", 1) == ["one"]
+    run = yaml.safe_load((results / "two/run.yaml").read_text())
+    (results / "two/run.yaml").write_text(yaml.safe_dump({**run, "data_root": "results/data/v2"}))
+    overview = shown(results).sections["overview"]
+    assert "The runs differ in objective, tokenizer or data" in overview[1]
+    assert "two" in overview
+
+
+def test_metrics_of_other_data_folders_are_not_read(results: Path) -> None:
+    (results / "trial/training/metrics.jsonl").write_text("[\n")
+    assert not PageContents([results], data_set="v2").faults
+
+
+def test_a_finished_run_without_metrics_has_an_overview(results: Path) -> None:
+    (results / "trial/training/metrics.jsonl").unlink()
+    overview = shown(results).sections["overview"]
+    assert after(overview, "serve the best", 1) == ["tokamake serve training/global_step50"]
+
+
+def test_a_results_folder_may_have_another_name(results: Path) -> None:
+    metadata = json.loads((results / "data/metadata.json").read_text())
+    metadata[0]["sha256"] = {"bin": "0123"}
+    (results / "data/metadata.json").write_text(json.dumps(metadata))
+    moved = results.rename(results.with_name("kept"))
+    assert "0123" in shown(moved).sections["provenance"]
 
 
 def test_a_run_that_trains_has_a_page(results: Path) -> None:
@@ -225,6 +286,7 @@ def test_a_folder_without_runs_has_a_page(tmp_path: Path) -> None:
         ("trial/evaluate.json", "evaluate.json"),
         ("trial/samples.json", "samples.json"),
         ("data/metadata.json", "metadata.json"),
+        ("trial/jobs.json", "jobs.json"),
     ],
 )
 def test_a_damaged_file_costs_its_part_of_the_page(results: Path, name: str, message: str) -> None:
@@ -234,8 +296,16 @@ def test_a_damaged_file_costs_its_part_of_the_page(results: Path, name: str, mes
     assert "overview" in page.sections
 
 
+def test_a_section_that_fails_says_why(results: Path) -> None:
+    (results / "trial/environment.json").write_text("[1]")
+    report(results)
+    page = Page(results / "report.html")
+    assert any("cannot be shown: AttributeError" in text for text in page.texts)
+    assert "samples" in page.sections
+
+
 def test_texts_from_outside_are_escaped(results: Path) -> None:
-    hostile = "<script>alert(1)</script>"
+    hostile = "<script>alert(1)</script><!--<script>"
     samples = [{"prompt": hostile, "text": hostile, "num_new_tokens": 7, "stopped": hostile}]
     (results / "trial/samples.json").write_text(json.dumps(samples))
     metadata = json.loads((results / "data/metadata.json").read_text())

@@ -45,11 +45,17 @@ def start_of(run: Run) -> list[tuple[str, str]]:
     return [("start", f"{parent}{run.checkpoint}, {mode}")]
 
 
+def unit_of(run: Run) -> str:
+    """Unit of the run's losses."""
+    if run.architecture.has_towers:
+        return "nats per query"
+    # The loss of the order of sentences is a mean over samples.
+    return "nats, tokens and order" if run.architecture.has_sample_head else "nats per token"
+
+
 def losses_of(trained: dict[str, Any], run: Run) -> list[tuple[str, str]]:
     """Names and values of the losses at the end of training."""
-    # The loss of the order of sentences is a mean over samples.
-    unit = "nats, tokens and order" if run.architecture.has_sample_head else "nats per token"
-    unit = "nats per query" if run.architecture.has_towers else unit
+    unit = unit_of(run)
     first, last = trained["first_loss"], trained["last_loss"]
     measurements, losses = trained["validation_losses"], []
     if last is not None:

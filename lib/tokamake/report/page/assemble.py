@@ -15,6 +15,8 @@ _NAMES = 5
 """Names of runs in the title, at most."""
 _CURVES = 10
 """Curves of a run, about."""
+_DAMAGES = (ArithmeticError, AttributeError, LookupError, OSError, TypeError, ValueError)
+"""Errors of a section that meets a file of another version, or one that is deleted meanwhile."""
 
 
 def assemble(contents: PageContents) -> str:
@@ -28,8 +30,7 @@ def assemble(contents: PageContents) -> str:
             body = section.render(contents)
         except UserError as error:
             body = html_pages.warning(str(error))
-        except (KeyError, TypeError, ValueError) as error:
-            # JSON of another version must not cost the whole page.
+        except _DAMAGES as error:
             body = html_pages.warning(f"cannot be shown: {type(error).__name__}: {error}")
         if body:
             titles.append(f'<a href="#{name}">{escape(section.TITLE)}</a>')

@@ -12,7 +12,9 @@ from tokamake.config.data_set import DEFAULT, DataSet
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.errors import UserError
 from tokamake.report.page.figures import Figures
+from tokamake.results.costs import costs
 from tokamake.results.frames import run_folders
+from tokamake.status.jobs import STARTS
 
 MAX_RUNS = 40
 """Runs that a page shows."""
@@ -37,27 +39,46 @@ class PageContents:
 
     def __init__(self, folders: Sequence[Path], *, data_set: str | None = None) -> None:
         self.faults: list[str] = []
+        # The name of a run is the name of its folder.
+        folders = [each if each.name not in ("", "..") else each.resolve() for each in folders]
         self.results = folders[0] if not (folders[0] / "run.yaml").exists() else folders[0].parent
         self.data_set = data_set
         self.figures = Figures()
         self._histories: dict[Path, pd.DataFrame] = {}
-        readable = [folder for folder in run_folders(folders) if self._is_readable(folder)]
-        newest = sorted(readable, key=lambda folder: -(folder / "run.yaml").stat().st_mtime)
-        self.folders = {folder.name: folder for folder in sorted(newest[:MAX_RUNS])}
-        if len(readable) > MAX_RUNS:
+        wanted = [folder for folder in run_folders(folders) if self._is_wanted(folder)]
+        newest = sorted(wanted, key=lambda folder: -(folder / "run.yaml").stat().st_mtime)
+        chosen: dict[str, Path] = {}
+        for folder in newest:
+            if len(chosen) < MAX_RUNS and self._is_readable(folder, chosen.get(folder.name)):
+                chosen[folder.name] = folder
+        self.folders = dict(sorted(chosen.items()))
+        if len(wanted) > MAX_RUNS:
             self.faults.append(
-                f"{len(readable):,} runs: the newest {MAX_RUNS} are shown; name the folders of "
-                "others: tokamake report results/RUN..."
+                f"{len(wanted):,} runs: the newest {MAX_RUNS} are shown; to see other runs, name "
+                "their folders: tokamake report results/RUN..."
             )
 
-    def _is_readable(self, folder: Path) -> bool:
+    def _is_wanted(self, folder: Path) -> bool:
         try:
-            (data_set,) = _named(results.runs(folder))["data_set"]
+            data_sets = _named(results.runs(folder))["data_set"]
+        except UserError as error:
+            self.faults.append(str(error))
+            return False
+        return len(data_sets) > 0 and self.data_set in (None, *data_sets)
+
+    def _is_readable(self, folder: Path, namesake: Path | None) -> bool:
+        if namesake:
+            self.faults.append(
+                f"{folder}: the page shows {namesake}, a run of the same name; make a page for "
+                f"each: tokamake report {folder}"
+            )
+            return False
+        try:
             self._histories[folder] = results.metrics(folder)
         except UserError as error:
             self.faults.append(str(error))
             return False
-        return self.data_set in (None, data_set)
+        return True
 
     @cached_property
     def runs(self) -> pd.DataFrame:
@@ -85,6 +106,17 @@ class PageContents:
         return found[found["data_set"].isin(shown)] if shown else found
 
     @cached_property
+    def costs(self) -> pd.DataFrame:
+        """Finished jobs of the runs and of their data folders."""
+        found = costs(self.results)
+        found = found.assign(data_set=found["data_set"].fillna(DEFAULT))
+        shown = {self.data_set} if self.data_set else {*self.runs["data_set"]}
+        # Runs of several data folders may share an initial model.
+        is_shared = found["data_set"].isin(shown) | found["stage"].isin(STARTS)
+        is_of_run = found["run"].isin([*self.folders])
+        return found[is_of_run | (found["run"].isna() & (is_shared if shown else True))]
+
+    @cached_property
     def settings(self) -> dict[str, Run]:
         """Settings of the runs, except for the ones of another version of tokamake."""
         found = {}
@@ -100,6 +132,10 @@ class PageContents:
         """Paths of each run's data folder."""
         named = zip(self.runs["run"], self.runs["data_set"], strict=True)
         return {run: DataSet(name) for run, name in named}
+
+    def shared(self, path: str) -> Path:
+        """A path of a `DataSet`, in the results folder of the page."""
+        return self.results / Path(*Path(path).parts[1:])
 
     def read(self, run: str, path: str) -> Any:
         """A JSON file in the folder of a run; None: there is none."""

@@ -154,8 +154,8 @@ class Figures:
 
         name = f"figure-{len(self._items) + 1}"
         self._items.append(name)
-        item = json.dumps(json_item(plot), separators=(",", ":")).replace("</", "<\\/")
-        shown = [line for line in lines if not line.notes]
+        item = json.dumps(json_item(plot), separators=(",", ":")).replace("<", "\\u003c")
+        shown = [line for line in lines if line.kind != "points"]
         table = _bar_table(shown, places) if places else _table(shown, axes)
         label = f"{title}: {axes.y} by {axes.x}, {_summary(shown, places)}"
         return (

@@ -1,7 +1,9 @@
 """Corpora: sizes, lengths, filters, duplicates, and documents that were set aside."""
 
 import json
+from collections.abc import Iterator
 from html import escape
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ _MAX_CORPORA = 6
 """Corpora in the figure of lengths."""
 _EXAMPLES = 5
 _MAX_TEXT = 400
+_MAX_LINE = 1_000_000
+"""Characters of a line that are read."""
 
 
 def render(contents: PageContents) -> str:
@@ -73,22 +77,26 @@ def _quarantined(contents: PageContents, data_set: str, *, rows: list[Any]) -> s
     if not any(row.quarantined_documents for row in rows if not pd.isna(row.quarantined_documents)):
         return ""
     data = contents.results / "data" / ("" if data_set == "default" else data_set)
-    examples: list[str] = []
-    for path in sorted((data / "shards").rglob("*.quarantine.jsonl")):
-        with path.open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
-                if len(examples) == _EXAMPLES:
-                    break
-                examples.append(_example(line, path))
+    examples = islice(_examples(data / "shards"), _EXAMPLES)
     body = "\n".join(examples) or "<p>The shards, which have them, are deleted.</p>"
     return html_pages.folded("Examples of quarantined documents", body)
+
+
+def _examples(shards: Path) -> Iterator[str]:
+    for path in sorted(shards.rglob("*.quarantine.jsonl")):
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            while line := lines.readline(_MAX_LINE):
+                yield _example(line, path)
+                if not line.endswith("\n"):  # cut, or the last one
+                    break
 
 
 def _example(line: str, path: Path) -> str:
     try:
         entry = json.loads(line)
     except ValueError:
-        entry = {}
+        entry = None
+    entry = entry if isinstance(entry, dict) else {}
     text = str(entry.pop("raw", "") or entry.pop("raw_base64", "") or line)[:_MAX_TEXT]
     note = escape(", ".join(f"{key} {value}" for key, value in entry.items()) or path.name)
     return f'<div class="sample">{escape(text)}<p class="note">{note}</p></div>'

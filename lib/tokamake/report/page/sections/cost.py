@@ -6,7 +6,6 @@ from tokamake.report import html_pages
 from tokamake.report.html_pages import cell
 from tokamake.report.page.contents import PageContents
 from tokamake.report.page.figures import Axes
-from tokamake.results.costs import costs
 from tokamake.units import duration, in_bytes
 
 TITLE = "Cost"
@@ -17,8 +16,7 @@ _MAX_BARS = 12
 
 def render(contents: PageContents) -> str:
     """A figure and a table: a row for each stage, the largest first."""
-    spent = costs(contents.results)
-    spent = spent[spent["run"].isna() | spent["run"].isin([*contents.folders])]
+    spent = contents.costs
     if spent.empty:
         return ""
     stages = spent.groupby("stage", sort=False).agg(

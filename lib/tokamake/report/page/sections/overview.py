@@ -9,10 +9,16 @@ from typing import Any
 import pandas as pd
 
 from tokamake.report import html_pages
-from tokamake.report.describe_run import best_checkpoint, losses_of, recipe_of, shape_of, start_of
+from tokamake.report.describe_run import (
+    best_checkpoint,
+    losses_of,
+    recipe_of,
+    shape_of,
+    start_of,
+    unit_of,
+)
 from tokamake.report.html_pages import cell
 from tokamake.report.page.contents import PageContents
-from tokamake.results.costs import costs
 from tokamake.units import amount, duration
 
 TITLE = "Overview"
@@ -25,25 +31,37 @@ _HEADER = (
 
 
 def render(contents: PageContents) -> str:
-    """A sentence and the numbers of the best run; with several runs, a table of all."""
+    """A sentence and the numbers of the best run; with several runs, a table of all.
+
+    Without a best run, there is the table alone.
+    """
     if contents.runs.empty:
         return "<p>No run has begun: the workflow writes run.yaml when its data are ready.</p>"
-    spent = costs(contents.results)
-    best = best_run(contents.runs)
-    several = len(contents.runs) > 1
-    intro = f"<p>The best run is <strong>{escape(best.run)}</strong>.</p>" if several else ""
-    parts = [intro, _sentences(contents, best), _tiles(contents, best, spent=spent)]
-    if several:
-        rows = [_row(contents, run, spent=spent) for run in contents.runs.itertuples()]
-        parts.append(html_pages.table(_HEADER, rows))
-    parts.append(_facts(contents, best))
-    return "\n".join(parts)
+    spent = contents.costs
+    rows = [_row(contents, run, spent=spent) for run in contents.runs.itertuples()]
+    table = html_pages.table(_HEADER, rows) if len(rows) > 1 else ""
+    best = best_run(contents)
+    if best is None:
+        return (
+            "<p>The runs differ in objective, tokenizer or data, so losses do not tell which one "
+            "is the best. <code>tokamake report</code> with the folder of a run shows more.</p>\n"
+            f"{table}"
+        )
+    intro = f"<p>The best run is <strong>{escape(best.run)}</strong>.</p>" if table else ""
+    tiles = _tiles(contents, best, spent=spent)
+    return "\n".join([intro, _sentences(contents, best), tiles, table, _facts(contents, best)])
 
 
-def best_run(runs: pd.DataFrame) -> Any:
-    """The run with the lowest validation loss, else training loss."""
+def best_run(contents: PageContents) -> Any:
+    """The run with the lowest validation loss, else training loss; None: they do not compare."""
     order = ["validation_loss", "last_loss", "run"]
-    return next(runs.sort_values(order, kind="stable").itertuples())
+    kinds = {
+        (run.train.objective, run.tokenizer, run.architecture.vocab_size, run.data_root)
+        for run in contents.settings.values()
+    }
+    if len(kinds) > 1:
+        return None
+    return next(contents.runs.sort_values(order, kind="stable").itertuples())
 
 
 def progress(contents: PageContents, name: str) -> tuple[int, int | None]:
@@ -95,10 +113,13 @@ def _tiles(contents: PageContents, best: Any, *, spent: pd.DataFrame) -> str:
     validation = _or(best.validation_loss, _latest(contents, best.run, "validation_loss"))
     tokens = _or(best.consumed_tokens, _latest(contents, best.run, "consumed_tokens"))
     speed = _or(best.tokens_per_second, _latest(contents, best.run, "tokens_per_second"))
-    own = spent[spent["run"].isna() | (spent["run"] == best.run)]
+    is_data = spent["run"].isna() & (spent["data_set"] == best.data_set)
+    own = spent[is_data | (spent["run"] == best.run)]
+    run = contents.settings.get(best.run)
+    unit = unit_of(run) if run and validation is not None else ""
     trained = own[(own["stage"] == "train") & (own["run"] == best.run)]
     tiles = [
-        ("validation loss", cell(validation, ".4f"), "nats per token" * (validation is not None)),
+        ("validation loss", cell(validation, ".4f"), unit),
         ("perplexity", cell(best.perplexity, ",.2f"), "held-out documents"),
         ("bits per byte", cell(best.bits_per_byte, ".4f"), "held-out documents"),
         ("tokens trained", "–" if tokens is None else amount(tokens), state(contents, best.run)),
@@ -150,7 +171,8 @@ def _facts(contents: PageContents, best: Any) -> str:
         values += [*losses_of(trained, run), ("checkpoint", trained["checkpoint"])]
         values.append(("ranks", f"{trained['world_size']:,}"))
     if run.architecture.is_causal and trained:
-        chosen = best_checkpoint(contents.histories[best.run], Path(trained["checkpoint"]))
+        history, chosen = contents.histories.get(best.run), Path(trained["checkpoint"])
+        chosen = chosen if history is None else best_checkpoint(history, chosen)
         values.append(("serve the best", f"tokamake serve {shlex.quote(str(chosen))}"))
     uniform = math.log(run.architecture.vocab_size or 1)
     if uniform and not run.architecture.has_towers:

@@ -56,7 +56,7 @@ def _hashes(contents: PageContents) -> str:
     """SHA-256 of the tokens of each dataset, of the tokenizer and of the raw files, folded."""
     rows: list[list[str]] = []
     for data_set in {each.name: each for each in contents.data_sets.values()}.values():
-        described = contents.read_json(contents.results.parent / data_set.metadata)
+        described = contents.read_json(contents.shared(data_set.metadata))
         rows += [row for each in described or () for row in _hash_rows(each)]
     if not rows:
         return ""

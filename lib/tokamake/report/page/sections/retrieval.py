@@ -22,7 +22,7 @@ def render(contents: PageContents) -> str:
         models = _recalls(contents, folder / "retrieval/recall")
         if models:
             data_set = contents.data_sets[run]
-            baselines = _recalls(contents, contents.results.parent / data_set.bm25 / "recall")
+            baselines = _recalls(contents, contents.shared(data_set.bm25) / "recall")
             parts.append(f"<h3>{escape(run)}</h3>\n{tables(models, baselines)}")
     return "\n".join(parts)
 

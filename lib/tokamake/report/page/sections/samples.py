@@ -19,20 +19,15 @@ _MAX_TEXT = 1_500
 
 
 def render(contents: PageContents) -> str:
-    """Each prompt with its continuations by the runs, and by their earlier checkpoints."""
+    """Each prompt with its continuations by the runs."""
     by_prompt: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     for run, folder in contents.folders.items():
-        for path in sorted(folder.glob("samples*.json")):
-            step = path.name.split(".")[1]
-            title = run if step == "json" else f"{run}, step {step}"
-            for each in contents.read_json(path) or ():
-                by_prompt.setdefault(each["prompt"], []).append((title, each))
-    several = len({title for drawn in by_prompt.values() for title, _ in drawn}) > 1
+        for each in contents.read_json(folder / "samples.json") or ():
+            by_prompt.setdefault(each["prompt"], []).append((run, each))
+    several = len({run for drawn in by_prompt.values() for run, _ in drawn}) > 1
     return "\n".join(
         f'<h3>Prompt <q>{escape(prompt)}</q></h3>\n<div class="beside">\n'
-        + "\n".join(
-            _continuation(title * several, prompt, drawn=drawn) for title, drawn in continued
-        )
+        + "\n".join(_continuation(run * several, prompt, drawn=drawn) for run, drawn in continued)
         + "</div>"
         for prompt, continued in by_prompt.items()
     )

@@ -8,8 +8,8 @@ from tokamake.config.data_set import DEFAULT
 from tokamake.errors import UserError
 from tokamake.report import html_pages
 from tokamake.report.page.contents import PageContents
-from tokamake.results.costs import costs
-from tokamake.status.jobs import JobState, read_jobs, states
+from tokamake.status.jobs import FILE, JobState, read_jobs, states
+from tokamake.status.overview import ORDER
 from tokamake.units import duration
 
 TITLE = "Workflow"
@@ -17,7 +17,6 @@ PLACE = 10
 
 _WIDTH, _HEIGHT, _GAP, _LAYER_GAP, _PER_ROW = 168, 44, 16, 24, 6
 _SIGNS = {"done": "✓", "running": "▶", "stopped": "◼", "failed": "✗", "waiting": "…"}
-_ORDER = ("failed", "stopped", "running", "waiting", "done")
 
 
 class DrawnStage(NamedTuple):
@@ -31,7 +30,7 @@ class DrawnStage(NamedTuple):
     @property
     def state(self) -> str:
         """The state that a reader should see first."""
-        return min((job.state for job in self.jobs), key=_ORDER.index)
+        return min((job.state for job in self.jobs), key=ORDER.index)
 
     @property
     def num_done(self) -> int:
@@ -42,14 +41,17 @@ def render(contents: PageContents) -> str:
     """A drawing of the stages in the order of the data flow, and the same as a table."""
     try:
         jobs = _jobs(contents)
-    except UserError:  # the results were copied without jobs.json, or a stage ran by itself
+    except UserError as error:
+        # Without a file, the results were copied, or a stage ran by itself.
+        if any(any(contents.results.glob(f"{folder}/{FILE}")) for folder in ("*", "data/*")):
+            contents.faults.append(str(error))
         return ""
-    spent = costs(contents.results).groupby("stage")["seconds"].sum()
+    spent = contents.costs.groupby("stage")["seconds"].sum()
     by_rule: dict[str, list[JobState]] = {}
     for job in jobs:
         by_rule.setdefault(job.job.rule, []).append(job)
     stages = [DrawnStage(rule, own, float(spent.get(rule, 0.0))) for rule, own in by_rule.items()]
-    counts = {state: sum(job.state == state for job in jobs) for state in _ORDER}
+    counts = {state: sum(job.state == state for job in jobs) for state in ORDER}
     text = ", ".join(f"{number:,} {state}" for state, number in counts.items() if number)
     if not jobs:
         return ""
