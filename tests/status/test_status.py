@@ -461,3 +461,17 @@ def test_files_that_are_opened_grow_with_the_runs_alone(
 
     few, many = opened(10), opened(40)
     assert many - few <= 30 * 9
+
+
+def test_the_screen_outlives_files_that_are_replaced(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: Any, **__: Any) -> None:
+        raise FileNotFoundError("[/red]: gone")
+
+    drawn: list[Any] = []
+    monkeypatch.setattr("tokamake.status.watch.screen", gone)
+    monkeypatch.setattr("tokamake.status.watch.watch", lambda draw: drawn.append(draw()))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    status(watch=True, folder=folder)
+    assert drawn[0].plain == "[/red]: gone"
