@@ -34,8 +34,8 @@ from tokamake.optim._groups import parameter_groups, part_hidden_matrices
 from tokamake.parallel import collectives
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.mesh import Mesh
+from tokamake.parallel.placement import Placement, placements
 from tokamake.parallel.sharding import parameter_chunks
-from tokamake.parallel.tensor import Placement, placements
 from tokamake.train import memory
 from tokamake.train.memory import estimate
 from tokamake.train.numerics import with_precision

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 from tests.support.model_ranks import cut
 from tests.support.ranks import spawn
 from tokamake.config.parallel import ParallelSettings
-from tokamake.parallel import collectives, mesh, sharding, tensor, tied_embeddings
+from tokamake.parallel import collectives, mesh, placement, sharding, tensor, tied_embeddings
 from tokamake.parallel import loss as loss_of_parts
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.loss import NO_LABEL, cross_entropy, drawn
@@ -91,7 +91,7 @@ def layers(*, sequence_parallel: bool, vocabulary: int) -> None:
     at = mesh.build(settings, RANKS, device=torch.device("cpu"))
     theirs, tokens_BL, labels_BL, expected = plain(vocabulary)
     ours = Shared(vocabulary, at)
-    placed, whole = tensor.placements(ours), dict(theirs.named_parameters())
+    placed, whole = placement.placements(ours), dict(theirs.named_parameters())
     assert {name for name, p in placed.items() if p.dim is not None} == {
         *("embedding.weight", "output.weight", "column.weight", "column.bias"),
         *("row.weight", "back.weight"),
@@ -143,7 +143,7 @@ def sharded(*, replicas: int) -> None:
     theirs, tokens_BL, labels_BL, expected = plain(7)
     whole = dict(theirs.named_parameters())
     ours = Shared(7, SINGLE_RANK)
-    placed = tensor.placements(ours)
+    placed = placement.placements(ours)
     policy = MixedPrecisionPolicy()
     sharding.shard(ours, [ours.embedding], at, policy=policy, reshard_after_forward=True)
     shapes, names = {n: p.shape for n, p in whole.items()}, {n: n for n in whole}
@@ -175,7 +175,7 @@ def copies() -> None:
     name = {0: "embedding.weight", 1: "between.weight", 2: "output.weight"}[at.pipeline.rank]
     model = nn.ModuleDict({name.split(".")[0]: nn.Linear(2, 3, bias=False)})
     chunks = sharding.parameter_chunks(
-        model, tensor.placements(model), mesh=at,
+        model, placement.placements(model), mesh=at,
         shapes={"e": torch.Size((3, 2))}, saved_names={name: "e"}, tied_output="output.weight",
     )  # fmt: skip
     (weight,) = chunks

@@ -84,6 +84,28 @@ def test_without_faults_the_same_compositions_are_proved() -> None:
     assert_proved([fault.shown_by for fault in FAULTS])
 
 
+SENSITIVE = [
+    Composition(2, "qwen3", "causal", values, 5685)
+    for values in (
+        {
+            "optimizer.name": "lion",
+            "micro_batch_size": 3,
+            "architecture.num_hidden_layers": 8,
+            "architecture.tie_word_embeddings": True,
+            **{f"dropout.{name}": 0.1 for name in ("hidden", "attention", "embedding")},
+        },
+        {"optimizer.name": "muon", "architecture.num_hidden_layers": 8, "zero_stage": 3},
+    )
+]
+"""Runs whose optimizers turn rounding of gradients into larger changes of weights."""
+
+
+@pytest.mark.ranks
+@pytest.mark.grid
+def test_rounding_is_no_difference() -> None:
+    assert_proved(SENSITIVE)
+
+
 def test_a_composition_that_fails_is_shown_in_its_smallest_form() -> None:
     drawn = next(
         each

@@ -16,7 +16,7 @@ from tokamake.config.architecture import Architecture
 from tokamake.parallel.axis import Axis, part
 from tokamake.parallel.collectives import all_gather
 from tokamake.parallel.mesh import Mesh
-from tokamake.parallel.tensor import Placement, placements
+from tokamake.parallel.placement import Placement, placements
 
 Architectures = dict[str, Architecture]
 

@@ -24,7 +24,7 @@ from tokamake.models.common.key_value_cache import KeyValueCache
 from tokamake.parallel import mesh, sharding
 from tokamake.parallel.collectives import all_gather
 from tokamake.parallel.loss import token_losses
-from tokamake.parallel.tensor import placements
+from tokamake.parallel.placement import placements
 from tokamake.runtime.device import device_memory
 
 _NO_NEEDS = Needs()

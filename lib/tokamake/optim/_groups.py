@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from tokamake.config.optimization import OptimizerSettings
 
 if TYPE_CHECKING:
-    from tokamake.parallel.tensor import Placement
+    from tokamake.parallel.placement import Placement
 
 
 def parameter_groups(

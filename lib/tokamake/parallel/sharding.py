@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tokamake.parallel.axis import Axis, part
 from tokamake.parallel.mesh import Mesh
-from tokamake.parallel.tensor import Placement
+from tokamake.parallel.placement import Placement
 from tokamake.runtime.torch_internals import (
     flatten,
     foreach_copy_,

@@ -7,7 +7,6 @@ V vocabulary. Under sequence parallelism, L counts this rank's tokens outside th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -17,38 +16,10 @@ from tokamake.parallel.axis import part
 from tokamake.parallel.collectives import add, copy, gather, scatter_sum
 from tokamake.parallel.linear import linear
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
+from tokamake.parallel.placement import Placement
 
 _SEQUENCE = 1
 """Dimension of x_BLD that sequence parallelism divides."""
-
-
-@dataclass(frozen=True)
-class Placement:
-    """How the ranks hold a parameter, and how optimizers treat it: a family states both."""
-
-    dim: int | None = None
-    """Dimension that tensor-parallel ranks divide, as by `torch.chunk`; None: replicated."""
-    partial: bool = False
-    """Whether gradients are partial: they must be summed over the tensor-parallel ranks."""
-    axes: tuple[tuple[str, int], ...] = ()
-    """Further axes of the mesh that divide it, such as ranks that share experts, and the dimension
-    that each divides. They are taken from the ranks that shard parameters."""
-    decays: bool | None = None
-    """Whether it has weight decay; None: if it has two or more dimensions."""
-    hidden: bool | None = None
-    """Whether muon updates it as a matrix, or as a stack of matrices along the first dimensions;
-    None: if it is a matrix of a numbered layer."""
-
-
-def placements(model: nn.Module) -> dict[str, Placement]:
-    """Placement of each parameter, by name; call it before FSDP2 or DeepSpeed wraps the model."""
-    by_name = {}
-    for prefix, module in model.named_modules():
-        of_module = getattr(module, "placements", {})
-        for name, _ in module.named_parameters(recurse=False):
-            full = f"{prefix}.{name}" if prefix else name
-            by_name[full] = of_module.get(name, Placement())
-    return by_name
 
 
 def shared_input(x_BLD: Tensor, mesh: Mesh) -> Tensor:

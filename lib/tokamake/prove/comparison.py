@@ -1,7 +1,7 @@
 """Comparison of training on ranks with training in one process, tensor by tensor."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -21,24 +21,8 @@ Tensors = Mapping[str, Tensor]
 """Whole tensors by name."""
 Sums = tuple[float, float]
 """Losses and labels of a corpus."""
-INITIAL, FINAL = "initial weights", "weights"
 NUM_STEPS = 2
 """Steps of a proof: the second one begins with weights that the first one has changed."""
-
-
-class Difference(NamedTuple):
-    """A value on the ranks that differs from the one in one process."""
-
-    what: str
-    """Such as "loss of step 1", or "gradients of step 1" of the tensor `name`."""
-    text: str
-    """How much it differs."""
-    name: str = ""
-    apart: float = math.inf
-    """Difference, relative to the norm of the tensor."""
-
-    def __str__(self) -> str:
-        return ": ".join(filter(None, (self.what, self.name, self.text)))
 
 
 class Tolerance(NamedTuple):
@@ -53,14 +37,16 @@ class Tolerance(NamedTuple):
 
 
 TOLERANCES = {
-    "fp32": Tolerance(1e-5, 3e-5, 1e-3),
+    "fp32": Tolerance(1e-5, 1e-4, 1e-3),
     "bf16": Tolerance(2e-2, 1e-1, 3e-1),
     "fp16": Tolerance(5e-3, 3e-2, 1e-1),
 }
 """By the precision of a run."""
-_MARGIN = 20
-"""Differences are at most this many times what random rounding does to the same tensor. Optimizers
-that look at signs or directions turn rounding into large steps."""
+_AFTER_JUMPS = Tolerance(1e-2, 0.5, math.inf)
+"""Once weights differ as in `_JUMPS`."""
+_JUMPS = 0.1
+"""Largest difference of all updates together, relative to them, that rounding explains: optimizers
+that look at signs or directions turn rounding of a small gradient into a large update."""
 _FLOOR = 1e-3
 """Share of the whole gradient's norm below which a tensor's gradient is rounding: biases of keys do
 not change a softmax."""
@@ -77,50 +63,12 @@ def differences(run: Run, ranks: Ranks, *, device: torch.device) -> list[str]:
     """
     run = with_precision(run, device)
     check_run(run, index=None, world_size=ranks.world_size, device=device)
-    plain = _of_rank_0(ranks, lambda: train_plainly(run, num_steps=NUM_STEPS))
-    found = _Comparison(run, ranks, plain=plain, device=device).compare()
-    tensors = [each for each in found if each.name and math.isfinite(each.apart)]
-    if tensors:
-        rounded = _of_rank_0(ranks, lambda: train_plainly(run, num_steps=NUM_STEPS, rounds=True))
-        explained = {
-            each for each in tensors if each.apart <= _MARGIN * _apart(each, plain, rounded=rounded)
-        }
-        found = [each for each in found if each not in explained]
+    plain: list[Any] = [train_plainly(run, num_steps=NUM_STEPS) if ranks.rank == 0 else None]
+    dist.broadcast_object_list(plain, src=0)
+    comparison = _Comparison(run, ranks, plain=plain[0], device=device)
+    comparison.compare()
     # Numbers of whole steps first: there may be many tensors.
-    return [*map(str, sorted(found, key=lambda each: bool(each.name)))]
-
-
-def _of_rank_0(ranks: Ranks, compute: Callable[[], PlainTraining]) -> PlainTraining:
-    computed: list[Any] = [compute() if ranks.rank == 0 else None]
-    dist.broadcast_object_list(computed, src=0)
-    result: PlainTraining = computed[0]
-    return result
-
-
-def _apart(difference: Difference, plain: PlainTraining, *, rounded: PlainTraining) -> float:
-    """Difference of the same tensor in two trainings, relative as in `Difference`."""
-    expected, scales = _expected(plain, difference.what)
-    others, _ = _expected(rounded, difference.what)
-    name = difference.name
-    return float((others[name] - expected[name]).norm()) / _norms(scales)[name]
-
-
-def _expected(plain: PlainTraining, what: str) -> tuple[Tensors, Tensors]:
-    """Tensors of a training, and the tensors whose norms are the scales of differences."""
-    if what == INITIAL:
-        return plain.initial, plain.initial
-    if what == FINAL:
-        changes = {name: each - plain.initial[name] for name, each in plain.weights.items()}
-        return plain.weights, changes
-    gradients = plain.steps[int(what.rpartition(" ")[2]) - 1].gradients
-    return gradients, gradients
-
-
-def _norms(scales: Tensors) -> dict[str, float]:
-    """Norm of each tensor, or of the smallest part of all tensors that is more than rounding."""
-    norms = {name: float(each.norm()) for name, each in scales.items()}
-    least = max(_FLOOR * math.hypot(*norms.values()), 1e-30)
-    return {name: max(norm, least) for name, norm in norms.items()}
+    return [*comparison.numbers, *comparison.tensors]
 
 
 class _Comparison:
@@ -131,13 +79,17 @@ class _Comparison:
         self._tolerance = TOLERANCES[precision_of(run)]
         backend = plugins.load("train/backends", run.train.backend)
         self._engine: Any = backend.Engine(run, ranks, device=device)
-        self._found: list[Difference] = []
+        self.numbers: list[str] = []
+        self.tensors: list[str] = []
         self._updates = 0
 
-    def compare(self) -> list[Difference]:
-        """Train, compare, and return what differs."""
+    def compare(self) -> None:
+        """Train, and compare validation, steps and weights."""
         plain, engine = self._plain, self._engine
-        self._compare_tensors(INITIAL, weights(engine), tolerance=0.0)
+        of_one = plain.initial
+        self._add(
+            "initial weights", self._differences(weights(engine), of_one, scales=of_one), most=0.0
+        )
         objective = engine.stages.objective
         held_out = rank_samples(step_samples(objective, step=NUM_STEPS), engine.mesh)
         validation = engine.validate(iter(held_out)).loss
@@ -153,29 +105,37 @@ class _Comparison:
             self._compare_number(norm, done.grad_norm, expected=step.grad_norm)
             if self._run.train.log_corpus_losses:
                 self._compare_corpora(of_step, done.corpus_losses, expected=step.corpora)
+            engine._set_mode("eval")
+            self._compare_weights(number)
         if self._updates != len(plain.steps):
-            text = f"{self._updates}, expected {len(plain.steps)}"
-            self._found.append(Difference("updates", text))
-        engine._set_mode("eval")
-        self._compare_tensors(FINAL, weights(engine), tolerance=self._tolerance.updates)
-        return self._found
+            self.numbers.append(f"updates: {self._updates}, expected {len(plain.steps)}")
 
     def _watch(self, gradients: list[NamedChunk]) -> None:
+        expected = self._plain.steps[self._updates].gradients
         self._updates += 1
-        what = f"gradients of step {self._updates}"
-        self._compare_tensors(what, gradients, tolerance=self._tolerance.gradients)
+        found = self._differences(gradients, expected, scales=expected)
+        self._add(f"gradients of step {self._updates}", found, most=self._tolerance.gradients)
+
+    def _compare_weights(self, number: int) -> None:
+        steps, initial = self._plain.steps, self._plain.initial
+        expected, before = steps[number].weights, steps[number - 1].weights if number else initial
+        changes = {name: each - before[name] for name, each in expected.items()}
+        found = self._differences(weights(self._engine), expected, scales=changes)
+        if all(each.apart <= self._tolerance.updates for each in found):
+            return
+        total = math.hypot(*(each.apart * each.scale for each in found))
+        if total <= _JUMPS * math.hypot(*(each.scale for each in found)):
+            self._tolerance = _AFTER_JUMPS
+        else:
+            self._add(f"weights after step {number + 1}", found, most=self._tolerance.updates)
 
     def _compare_number(self, what: str, value: float | None, *, expected: float | None) -> None:
-        text = f"{value}, expected {expected}"
-        if value is not None and expected is not None:
-            if abs(value - expected) <= self._tolerance.numbers * max(abs(expected), 1e-6):
-                return
-            text = f"{value:.7g}, expected {expected:.7g}" + (
-                f" ({value / expected:.4g} times)" if expected else ""
-            )
-        elif value is expected:
-            return
-        self._found.append(Difference(what, text))
+        if value is None or expected is None:
+            if value is not expected:
+                self.numbers.append(f"{what}: {value}, expected {expected}")
+        elif not abs(value - expected) <= self._tolerance.numbers * max(abs(expected), 1e-6):
+            times = f" ({value / expected:.7g} times)" if expected else ""
+            self.numbers.append(f"{what}: {value:.7g}, expected {expected:.7g}{times}")
 
     def _compare_corpora(
         self, of_step: str, values: Iterable[Sums], *, expected: Iterable[Sums]
@@ -185,9 +145,15 @@ class _Comparison:
                 what = f"{unit} of corpus {corpus} {of_step}"
                 self._compare_number(what, value, expected=right)
 
-    def _compare_tensors(self, what: str, own: Iterable[NamedChunk], *, tolerance: float) -> None:
-        """Compare the chunks of all ranks with whole tensors, relative to the tensors' norms."""
-        expected, scales = _expected(self._plain, what)
+    def _add(self, what: str, found: Iterable["_Difference"], *, most: float) -> None:
+        self.tensors += [
+            f"{what}: {each.name}: {each.text}" for each in found if not each.apart <= most
+        ]
+
+    def _differences(
+        self, own: Iterable[NamedChunk], expected: Tensors, *, scales: Tensors
+    ) -> list["_Difference"]:
+        """Compare the chunks of all ranks with whole tensors, relative to the norms of `scales`."""
         names = [*expected]
         sums = torch.zeros(2, len(names), dtype=torch.float64)
         copies = {name: torch.zeros(expected[name].shape) for name in names}
@@ -200,17 +166,30 @@ class _Comparison:
         of_ranks = torch.cat([copies[name].flatten() for name in names])
         dist.all_reduce(of_ranks)
         dist.all_reduce(sums)
-        norms = _norms(scales)
+        norms = {name: float(each.norm()) for name, each in scales.items()}
+        least = max(_FLOOR * math.hypot(*norms.values()), 1e-30)
+        found = []
         cut = of_ranks.split([expected[name].numel() for name in names])
         for name, counts, (square, product) in zip(names, cut, sums.T.tolist(), strict=True):
+            scale = max(norms[name], least)
             if not counts.all():
-                self._found.append(Difference(what, "no rank has all of it", name))
+                found.append(_Difference(name, math.inf, scale, "no rank has all of it"))
                 continue
-            # Each copy of an element counts.
-            num_copies, scale = float(counts.mean()), norms[name]
+            num_copies = float(counts.mean())  # each copy of an element counts
             apart = math.sqrt(square / num_copies) / scale
-            if not apart <= tolerance:
-                text = f"differs by {apart:.1e} of its norm"
-                if what not in (INITIAL, FINAL):
-                    text += f", {product / num_copies / scale**2:.4g} times the expected one"
-                self._found.append(Difference(what, text, name, apart))
+            text = f"differs by {apart:.1e} of its norm"
+            if expected is scales:
+                text += f", {product / num_copies / scale**2:.4g} times the expected one"
+            found.append(_Difference(name, apart, scale, text))
+        return found
+
+
+class _Difference(NamedTuple):
+    """A tensor on the ranks, compared with the one in one process."""
+
+    name: str
+    apart: float
+    """Norm of the difference, relative to `scale`."""
+    scale: float
+    """Norm of the tensor, or of its change, but not of less than rounding."""
+    text: str

@@ -25,7 +25,7 @@ def on_local_ranks(work: Callable[..., list[str]], world_size: int) -> list[str]
         work: gets the ranks and the keyword argument `device`.
 
     Raises:
-        UserError: raised on rank 0.
+        UserError: raised on a rank.
         RuntimeError: a rank failed; the message has its traceback.
     """
     context = multiprocessing.get_context("fork")
@@ -58,9 +58,8 @@ def _collect(processes: list[Any], folder: Path) -> list[str]:
 
 
 def _raise_first(folder: Path) -> None:
-    refused = folder / "refused"
-    if refused.exists():
-        raise UserError(refused.read_text(encoding="utf-8"))
+    if refused := sorted(folder.glob("*.refused")):
+        raise UserError(refused[0].read_text(encoding="utf-8"))
     errors = sorted(folder.glob("*.error"))
     text = errors[0].read_text(encoding="utf-8") if errors else "a rank was killed"
     raise RuntimeError(text)
@@ -86,8 +85,9 @@ def _rank(work: Callable[..., list[str]], rank: int, *, world_size: int, folder:
         dist.barrier()
         code = 0
     except UserError as error:
-        if rank == 0:
-            (folder / "refused").write_text(str(error), encoding="utf-8")
+        draft = folder / f"{rank}.draft"
+        draft.write_text(str(error), encoding="utf-8")
+        draft.rename(folder / f"{rank}.refused")
     except BaseException:
         (folder / f"{rank}.error").write_text(traceback.format_exc(), encoding="utf-8")
     finally:

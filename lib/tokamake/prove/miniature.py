@@ -29,7 +29,7 @@ def shortened(run: Run, most: int) -> Run:
     parallel = run.train.parallel
     ranks = parallel.pipeline_parallel_size
     while ranks > 2 and num_ranks(run) > most:
-        ranks //= 2
+        ranks = max(2, ranks // 2)
         layout = {"pipeline_parallel_size": ranks, "pipeline_layers": ()}
         parallel = parallel.model_copy(update=layout)
         run = run.model_copy(update={"train": run.train.model_copy(update={"parallel": parallel})})

@@ -19,7 +19,7 @@ from tokamake.optim._groups import parameter_groups, set_rates
 from tokamake.optim._sharded_parameters import WholeParameters
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.mesh import SINGLE_RANK
-from tokamake.parallel.tensor import placements
+from tokamake.parallel.placement import placements
 from tokamake.prove.random_samples import NUM_CORPORA, rank_ids, step_samples
 from tokamake.train.batch import MicroBatch
 from tokamake.train.numerics import precision_of
@@ -36,20 +36,20 @@ class PlainStep(NamedTuple):
     """Norm of the whole gradient before clipping."""
     gradients: dict[str, Tensor]
     """Clipped gradient of each tensor, fp32, by its name in checkpoints."""
+    weights: dict[str, Tensor]
+    """Weights after the update, fp32."""
     corpora: tuple[tuple[float, float], ...] = ()
     """Sum of the losses of tokens, and number of labels, of each corpus; empty: not measured."""
 
 
 class PlainTraining(NamedTuple):
-    """Steps of training, and what came of them."""
+    """Steps of training."""
 
     validation: float | None
     """Loss of the samples after the last step, before the first step; None: they have no label."""
     steps: list[PlainStep]
     initial: dict[str, Tensor]
     """Weights before the first step, fp32."""
-    weights: dict[str, Tensor]
-    """Weights after the last step, fp32."""
 
 
 def rates(run: Run, step: int) -> dict[str, float]:
@@ -61,21 +61,18 @@ def rates(run: Run, step: int) -> dict[str, float]:
     }
 
 
-def train_plainly(run: Run, *, num_steps: int, rounds: bool = False) -> PlainTraining:
+def train_plainly(run: Run, *, num_steps: int) -> PlainTraining:
     """Train a run's model from its random weights on random samples.
 
     Args:
         run: a run with its precision; see `with_precision`. Its index and its data are not read.
-        rounds: before each step, change each weight by about as much as rounding does. The result
-            differs from one without by as much as rounding explains.
     """
-    return _PlainTrainer(run, rounds=rounds).train(num_steps)
+    return _PlainTrainer(run).train(num_steps)
 
 
 class _PlainTrainer:
-    def __init__(self, run: Run, *, rounds: bool) -> None:
-        self.run, self.rounds = run, rounds
-        self.generator = torch.Generator().manual_seed(run.seed)
+    def __init__(self, run: Run) -> None:
+        self.run = run
         self.objective: ObjectiveBase = objective_class(run.train.objective)(run)
         with torch.device("meta"):
             self.model: Any = plugins.load("models/*/model", run.architecture.family).Model(
@@ -118,18 +115,10 @@ class _PlainTrainer:
         with torch.no_grad():
             validation = self._loss(num_steps, numbers=False)
         steps = [self._step(step) for step in range(num_steps)]
-        self._set_mode("eval")
-        return PlainTraining(
-            None if validation is None else validation.item(),
-            steps,
-            initial,
-            self._saved(self.masters),
-        )
+        return PlainTraining(None if validation is None else validation.item(), steps, initial)
 
     def _step(self, step: int) -> PlainStep:
         self._set_mode("train")
-        if self.rounds:
-            self._add_rounding()
         self.corpora = torch.zeros(NUM_CORPORA, 2, dtype=torch.float64)
         loss = self._loss(step, numbers=True)
         corpora = tuple((losses, labels) for losses, labels in self.corpora.tolist())
@@ -142,16 +131,14 @@ class _PlainTrainer:
         set_rates(self.optimizer, **rates(self.run, step))
         self.optimizer.step()
         self.optimizer.zero_grad()
+        self._set_mode("eval")
         return PlainStep(
-            0.0 if loss is None else loss.item(), norm.item(), self._saved(gradients), corpora
+            0.0 if loss is None else loss.item(),
+            norm.item(),
+            self._saved(gradients),
+            self._saved(self.masters),
+            corpora,
         )
-
-    @torch.no_grad()
-    def _add_rounding(self) -> None:
-        unit = torch.finfo(DTYPES[precision_of(self.run)]).eps
-        for master in self.masters.values():
-            noise = torch.randn(master.shape, generator=self.generator)
-            master.addcmul_(master, noise, value=unit / 4)
 
     def _set_mode(self, mode: str) -> None:
         getattr(self.model, mode)()

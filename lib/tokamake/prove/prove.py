@@ -39,8 +39,8 @@ def prove(
         config: A run.yaml, as `tokamake resolve` writes it, or a config of the workflow, before
             its data exist.
         run: Run of the config's table of runs; default: each run that pretrains.
-        architecture: File of the model, such as config/models/llama2-7b.yaml, if the checkpoint
-            that has it is not here; default: as the config says.
+        architecture: File of the model, such as config/models/llama2-7b.yaml, for a config whose
+            checkpoint is on another machine; default: as the config says.
         most_ranks: Ranks that it may start on this machine; a longer pipeline is shortened.
     """
     from tokamake.prove.local_ranks import on_local_ranks

@@ -1,4 +1,4 @@
-"""Results of a workflow as pandas data frames, for notebooks, `compare` and the report.
+"""Results of a workflow as pandas data frames, for notebooks and the report.
 
     from tokamake import results
 

@@ -40,9 +40,9 @@ def evaluate_retrieval(
     from tokamake import files
     from tokamake.retrieval.evidence import read_evidence
     from tokamake.retrieval.found import read_found
-    from tokamake.retrieval.hits import Hits
     from tokamake.retrieval.products import check_name, new_product
     from tokamake.retrieval.questions import read_questions
+    from tokamake.retrieval.recall import Hits
 
     check_name(output)
     asked = read_questions(questions, match=match)

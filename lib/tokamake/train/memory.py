@@ -180,7 +180,7 @@ def _num_parameters(module: Any) -> int:
 
 def _own_elements(module: Any, shards: int) -> float:
     """Parameter elements whose master weights and optimizer states a rank keeps."""
-    from tokamake.parallel.tensor import placements
+    from tokamake.parallel.placement import placements
 
     own = 0.0
     for name, placement in placements(module).items():

@@ -21,8 +21,8 @@ from tokamake.parallel import sharding
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.pipeline import Pipeline
+from tokamake.parallel.placement import placements
 from tokamake.parallel.sharding import ParameterChunk
-from tokamake.parallel.tensor import placements
 from tokamake.train.batch import MicroBatch, concatenated
 from tokamake.train.numerics import precision_of
 from tokamake.train.objectives._base import Labels, objective_class

@@ -13,7 +13,8 @@ from tokamake.config.architecture import Architecture
 from tokamake.models.common.decoder import Decoder
 from tokamake.parallel.axis import part
 from tokamake.parallel.mesh import Mesh
-from tokamake.parallel.tensor import Placement, shared_input, summed_output
+from tokamake.parallel.placement import Placement
+from tokamake.parallel.tensor import shared_input, summed_output
 
 SETTINGS = {
     "position_embedding": ("rotary",),

@@ -12,10 +12,8 @@ from pydantic import ValidationError
 from tests.support.engines import (
     RATES,
     assert_equal,
-    buffer,
     build,
     coming,
-    fragments,
     go,
     parts,
     states,
@@ -29,6 +27,7 @@ from tokamake import plugins
 from tokamake.config.resolved_run import read_run
 from tokamake.config.training import TrainSettings
 from tokamake.parallel.loss import drawn
+from tokamake.prove.engine_tensors import buffer, fragments
 
 LEARNING_RATES = {
     "adam": 0.01, "adamw": 0.01, "sgd": 0.1, "lion": 1e-3, "adopt": 0.01, "lamb": 0.01,

@@ -18,13 +18,8 @@ from tokamake.parallel.axis import part
 from tokamake.parallel.dropout import Dropout
 from tokamake.parallel.linear import linear
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
-from tokamake.parallel.tensor import (
-    LayerNorm,
-    Placement,
-    WholeLinear,
-    first_tokens,
-    shared_input,
-)
+from tokamake.parallel.placement import Placement
+from tokamake.parallel.tensor import LayerNorm, WholeLinear, first_tokens, shared_input
 
 STACKS = "encoder"
 

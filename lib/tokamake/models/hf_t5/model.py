@@ -18,7 +18,7 @@ from tokamake.models.common.encoder_decoder import CrossAttention, EncoderDecode
 from tokamake.models.common.layers import Attention
 from tokamake.parallel.axis import part
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
-from tokamake.parallel.tensor import Placement
+from tokamake.parallel.placement import Placement
 
 STACKS = "encoder_decoder"
 

@@ -11,7 +11,7 @@ from torch import nn
 from tokamake.models.common.decoder import Decoder
 from tokamake.models.common.layers import Attention
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
-from tokamake.parallel.tensor import Placement
+from tokamake.parallel.placement import Placement
 
 SETTINGS = {
     "position_embedding": ("rotary",),

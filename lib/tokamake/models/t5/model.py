@@ -13,7 +13,7 @@ from tokamake.config.architecture import Architecture
 from tokamake.models.common.encoder_decoder import EncoderDecoder
 from tokamake.parallel.axis import part
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
-from tokamake.parallel.tensor import Placement
+from tokamake.parallel.placement import Placement
 
 STACKS = "encoder_decoder"
 

@@ -1,4 +1,4 @@
-"""Hits of a search: passages that have an answer to the question that found them."""
+"""Recall of a search: whether passages have an answer to the question that found them."""
 
 import re
 import unicodedata
