@@ -6,9 +6,12 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow as arrow
 import pytest
+from pyarrow.parquet import write_table
 
 from tokamake.data.corpus.documents import Fields
+from tokamake.data.readers import _table, csv, parquet
 from tokamake.estimate.tokens import Count, count_tokens
 
 
@@ -74,3 +77,56 @@ def test_some_of_many_compressed_files_are_read(tmp_path: Path) -> None:
     found = count(paths, sample_bytes=size // 2)
     assert found.tokens == pytest.approx(expected, rel=0.05)
     assert abs(found.tokens - expected) <= 1.5 * found.error
+
+
+def test_tables_are_read_from_their_beginning_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_table, "BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr(parquet, "BLOCK_BYTES", 1 << 16)
+    texts = ["one two three four " * (1 + n % 7) for n in range(20_000)]
+    path = tmp_path / "a.parquet"
+    write_table(
+        arrow.table({"text": texts}),
+        path,
+        row_group_size=5000,
+        compression="none",
+        use_dictionary=False,
+    )
+    seen: list[int] = []
+
+    def tokenize(batch: Sequence[str]) -> list[int]:
+        seen.append(len(batch))
+        return words(batch)
+
+    found = count_tokens(
+        [path], tokenize, fields=Fields(), sample_bytes=path.stat().st_size // 2, seed=1
+    )
+    assert sum(seen) < 10_000
+    assert found.tokens == pytest.approx(sum(words(texts)), rel=0.02)
+    assert found.error is not None
+    assert not found.is_all
+
+
+def test_the_beginning_of_a_large_csv_file_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv, "BLOCK_BYTES", 1 << 16)
+    path = tmp_path / "a.csv"
+    rows = [f"{n},{'one two three four ' * (1 + n % 7)}" for n in range(60_000)]
+    path.write_text("\n".join(["id,text", *rows]))
+    found = count([path], sample_bytes=path.stat().st_size // 2)
+    assert found.documents == pytest.approx(60_000, rel=0.1)
+    assert not found.is_all
+
+
+def test_one_block_of_a_large_file_tells_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    write(path, seed=1, documents=400)
+    found = count([path], sample_bytes=path.stat().st_size // 2)
+    assert found.documents
+    assert (found.error, found.is_all) == (None, False)
+    path = tmp_path / "b.jsonl.gz"  # its beginning ends within the first line
+    with gzip.open(path, "wt") as stream:
+        stream.write(json.dumps({"text": random.Random(1).randbytes(50_000).hex()}))
+    assert count([path], sample_bytes=1000) == Count(0, 0, None, is_all=False)

@@ -54,6 +54,7 @@ def test_an_estimate_is_close_to_what_is_built(
     checkpoints = size(results / "smoke/training", "global_step*/*.distcp")
     built = estimated(capsys)
     assert {each["source"] for each in built["data"]["corpora"]} == {"built"}
+    assert built["needed_bytes"] < 0.05 * checkpoints  # a training again replaces them
     for path in ("data", "smoke"):  # raw files and the tokenizer stay
         shutil.rmtree(results / path)
     before = estimated(capsys)
@@ -61,6 +62,8 @@ def test_an_estimate_is_close_to_what_is_built(
         assert corpus["source"] == "counted"
         assert corpus["tokens"] == truth[corpus["corpus"]]
     data, run = before["data"], before["runs"][0]
+    built_bytes = sum(sizes.values())
+    assert before["needed_bytes"] == pytest.approx(built_bytes + checkpoints, rel=0.05)
     assert data["shards_bytes"] == pytest.approx(sizes["shards"], rel=0.05)
     assert data["merged_bytes"] == pytest.approx(sizes["merged"], rel=0.05)
     assert run["checkpoints"] * run["checkpoint_bytes"] == pytest.approx(checkpoints, rel=0.05)
@@ -95,12 +98,11 @@ def test_the_text_has_a_line_for_each_fact(
     assert {*titles, "time", "price"} <= lines.keys()
     assert "6 shards in 6 jobs, 4 merged files in 4 jobs" in lines["data"]
     assert "assumed from file sizes" in lines["code"]
+    assert lines["code"].split()[2:4] == ["?", "?"]  # sample_corpus makes the files
     assert "2 ranks of a100-80gb, if training reaches 50%" in lines["time"]
     assert "at 20 a node-hour" in lines["price"]
     estimate(path)
     assert "1 node, 2 ranks: give --device for the time" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"--mfu 0: give a share of the peak"):
-        estimate(path, mfu=0)
     with pytest.raises(UserError, match=r"train: not a setting; write SECTION\.KEY=VALUE"):
         estimate(path, "train")
     with pytest.raises(UserError, match="--suggest: the profile states no device"):
@@ -108,6 +110,29 @@ def test_the_text_has_a_line_for_each_fact(
     estimate(path, *GPU, device="h100-80gb", nodes=4, suggest=True)
     assert "8 ranks of h100-80gb on 4 nodes" in capsys.readouterr().out
     found = estimated(capsys, *GPU, device="h100-80gb", nodes=4, suggest=True)
+    assert found["smoke"][0]["settings"]["micro_batch_size"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mfu": 0}, "--mfu 0: give a share of the peak"),
+        ({"nodes": 0}, "--nodes 0: give at least 1 node"),
+        ({"nodes": -1}, "--nodes -1: give at least 1 node"),
+        ({"sample_megabytes": -1}, "--sample-megabytes -1: give at least 0"),
+        ({"price_per_node_hour": -2.0}, "--price-per-node-hour -2: give a price"),
+    ],
+)
+def test_numbers_that_make_no_sense_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        estimate(Path("my.yaml"), **options)
+
+
+def test_layouts_need_no_data(workspace_here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (workspace_here / "corpora.tsv").write_text("corpus\tfiles\ntext\tnot/here/*.jsonl\n")
+    config = {name: value for name, value in CONFIG.items() if name != "sample_corpus"}
+    (workspace_here / "my.yaml").write_text(yaml.safe_dump({**config, "corpora": "corpora.tsv"}))
+    found = estimated(capsys, *GPU, device="h100-80gb", suggest=True)
     assert found["smoke"][0]["settings"]["micro_batch_size"] >= 1
 
 
@@ -166,7 +191,7 @@ def test_a_dry_run_ends_with_the_estimate(workspace_here: Path, built: Path) -> 
     lines = (result.stdout + result.stderr).splitlines()
     last = [line for line in lines if line.startswith("estimate: ")]
     assert lines[-len(last) :] == last
-    assert last[0].startswith("estimate: run smoke: 49,") or "parameters, 40 steps" in last[0]
+    assert last[0].startswith("estimate: run smoke: 50.6 k parameters, 40 steps, 20.5 k tokens (")
     assert "a rank" in last[0]
     assert last[1].startswith("estimate: disk: about ")
     done = snakemake(built, "-n", *MINE, "train")

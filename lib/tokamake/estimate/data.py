@@ -37,8 +37,7 @@ class CorpusEstimate(NamedTuple):
     """0: not known."""
     tokens: float
     error: float | None
-    """Tokens by which the estimate may be wrong, at 95 % confidence; None: assumed, not measured.
-    """
+    """Tokens by which the estimate may be wrong, at 95 % confidence; None: not known."""
     source: str
     """How it is known: built, datasets, counted, sampled or assumed."""
 
@@ -132,8 +131,9 @@ class _Counts:
             return describe(size, documents, tokens, 0.0, "built")
         if self._tokenizer and all(map(os.path.isfile, stamps)):
             count = self._sample(row, [*map(Path, stamps)])
-            source = "sampled" if count.error else "counted"
-            return describe(size, count.documents, count.tokens, count.error, source)
+            if count.documents or count.is_all:
+                source = "counted" if count.is_all else "sampled"
+                return describe(size, count.documents, count.tokens, count.error, source)
         planned = sum(shard.bytes for shard in shards)
         return describe(size, 0.0, planned / self.token_bytes, None, "assumed")
 

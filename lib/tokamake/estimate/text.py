@@ -71,12 +71,15 @@ def table(rows: Sequence[Sequence[str]], *, left: Sequence[int] = ()) -> list[st
 
 
 def _corpus_row(corpus: CorpusEstimate) -> tuple[str, ...]:
-    about = "" if corpus.error == 0 else "about "
-    error = f"± {corpus.error / corpus.tokens:.1%}" if corpus.error and corpus.tokens else ""
+    is_sampled = corpus.source == "sampled"
+    about = "about " if is_sampled or corpus.source == "assumed" else ""
+    error = "± ?" if is_sampled else ""
+    if corpus.error and corpus.tokens:
+        error = f"± {corpus.error / corpus.tokens:.1%}"
     return (
         corpus.corpus,
         f"{corpus.files:,}",
-        in_bytes(corpus.raw_bytes),
+        in_bytes(corpus.raw_bytes) if corpus.raw_bytes else "?",
         f"{corpus.documents:,.0f}" if corpus.documents else "?",
         f"{about}{corpus.tokens:,.0f}",
         error,

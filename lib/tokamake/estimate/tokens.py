@@ -1,7 +1,7 @@
 """Tokens of raw files, estimated from a seeded sample of places in them.
 
 Uncompressed jsonl is read at random places. Of other files, some are read: whole, or the beginning
-of a large compressed one. All of a small corpus is read, and its tokens are exact.
+of a large one. All of a small corpus is read, and its tokens are exact.
 """
 
 import math
@@ -23,6 +23,8 @@ _NUM_PLACES = 64
 """Places at which large uncompressed files are read."""
 _FEWEST_FILES = 4
 """Files of other kinds that are read at least, if there are so many."""
+_CHUNK_BYTES = 1 << 14
+"""Bytes read at once of a large file, by few of which a reader is ahead of its blocks."""
 _CONFIDENCE = 1.96
 """Standard errors on each side of an estimate, for 95 % confidence."""
 
@@ -32,13 +34,17 @@ class Count(NamedTuple):
 
     documents: float = 0.0
     tokens: float = 0.0
-    error: float = 0.0
-    """Tokens by which the estimate may be wrong, at 95 % confidence; 0: all were counted."""
+    error: float | None = 0.0
+    """Tokens by which the estimate may be wrong, at 95 % confidence; None: not known."""
+    is_all: bool = True
+    """Whether all documents were counted."""
 
     def plus(self, other: "Count") -> "Count":
         """Sum of independent counts."""
-        error = math.hypot(self.error, other.error)
-        return Count(self.documents + other.documents, self.tokens + other.tokens, error)
+        is_known = self.error is not None and other.error is not None
+        error = math.hypot(self.error or 0, other.error or 0) if is_known else None
+        documents, tokens = self.documents + other.documents, self.tokens + other.tokens
+        return Count(documents, tokens, error, self.is_all and other.is_all)
 
 
 class _SampledPart(NamedTuple):
@@ -48,6 +54,16 @@ class _SampledPart(NamedTuple):
     """Bytes of the raw files that they take; of a block, bytes of its texts."""
     documents: int
     tokens: int
+
+
+class _Beginning(NamedTuple):
+    """Blocks of documents at the beginning of a file."""
+
+    bytes: float
+    """Bytes of the file that they take."""
+    blocks: list[_SampledPart]
+    is_all: bool = True
+    """Whether they are all blocks of the file."""
 
 
 Tokenize = Callable[[Sequence[str]], Sequence[int]]
@@ -71,11 +87,12 @@ def count_tokens(
         sample_bytes: bytes of raw files to read of each kind, about.
     """
     counter = _Counter(tokenize, fields, format=format, added=tokens_per_document)
-    at_random = [path for path in paths if _has_lines(path, format)]
-    whole = [path for path in paths if path not in {*at_random}]
+    kinds: dict[bool, list[Path]] = {True: [], False: []}
+    for path in paths:
+        kinds[_has_lines(path, format)].append(path)
     chance = random.Random(seed)
-    found = counter.places(at_random, sample_bytes, chance=chance)
-    return found.plus(counter.files(whole, sample_bytes, chance=chance))
+    found = counter.places(kinds[True], sample_bytes, chance=chance)
+    return found.plus(counter.files(kinds[False], sample_bytes, chance=chance))
 
 
 def _has_lines(path: Path, format: str) -> bool:
@@ -96,7 +113,8 @@ class _Counter:
         total = sum(sizes)
         if total <= sample_bytes:
             read = [self._read(open_input(path, format=self._format)) for path in paths]
-            return _total([_joined(*pair) for pair in zip(read, sizes, strict=True)], total)
+            parts = [_joined(*pair) for pair in zip(read, sizes, strict=True)]
+            return _total(parts, total, is_all=True)
         length = sample_bytes // _NUM_PLACES
         parts = []
         for number in range(_NUM_PLACES):
@@ -110,35 +128,46 @@ class _Counter:
             source = open_input(paths[index], byte_range=byte_range, format=self._format)
             blocks = self._read(source)
             parts.append(_joined(blocks, source.bytes if blocks else 0))  # of its documents
-        return _total(parts, total)
+        return _total(parts, total, is_all=False)
 
     def files(self, paths: Sequence[Path], sample_bytes: int, *, chance: random.Random) -> Count:
         """Estimate from some files, or count all of them."""
         total = sum(path.stat().st_size for path in paths)
         parts: list[_SampledPart] = []
-        read = 0
+        read, is_all = 0.0, True
         for path in chance.sample([*paths], len(paths)):
             if read >= sample_bytes and len(parts) >= _FEWEST_FILES:
+                is_all = False
                 break
-            size, blocks = self._beginning(path, max(sample_bytes // _FEWEST_FILES, 1))
-            read += size
+            found = self._beginning(path, max(sample_bytes // _FEWEST_FILES, 1))
+            size, blocks = found.bytes, [b for b in found.blocks if b.documents]
+            read, is_all = read + size, is_all and found.is_all
             # The blocks of the only file tell how much its parts differ.
             groups = [blocks] if len(paths) > 1 else [[block] for block in blocks]
             text_bytes = sum(block.bytes for block in blocks) or 1
             parts += [_joined(g, size * sum(b.bytes for b in g) / text_bytes) for g in groups]
-        return _total(parts, total)
+        return _total(parts, total, is_all=is_all)
 
-    def _beginning(self, path: Path, most: int) -> "tuple[int, list[_SampledPart]]":
-        """Bytes that are read of a file, all or the beginning of a large stream; its blocks."""
+    def _beginning(self, path: Path, most: int) -> _Beginning:
+        """Read a file, or the beginning of one of more than `most` bytes."""
         size = path.stat().st_size
         source = open_input(path, format=self._format)
-        if size <= most or not source.compression:
-            return size, self._read(source)
-        with tempfile.TemporaryDirectory() as folder:
-            text = Path(folder, Path(path.name).stem)
-            with path.open("rb") as stream:
-                text.write_bytes(beginning(stream.read(most), source.compression, path=path))
-            return most, self._read(open_input(text, format=self._format))
+        if size <= most:
+            return _Beginning(size, self._read(source))
+        if source.compression:
+            with tempfile.TemporaryDirectory() as folder:
+                text = Path(folder, Path(path.name).stem)
+                with path.open("rb") as stream:
+                    text.write_bytes(beginning(stream.read(most), source.compression, path=path))
+                blocks = self._read(open_input(text, format=self._format))
+                return _Beginning(most if blocks else 0, blocks, is_all=False)
+        blocks, source.chunk_bytes = [], _CHUNK_BYTES
+        for columns in self._texts(source):
+            blocks.append(self._block(columns))
+            read = _bytes_read(source, size)
+            if read and max(read, sum(block.bytes for block in blocks)) >= most:
+                return _Beginning(read, blocks, is_all=False)
+        return _Beginning(size, blocks)
 
     def _read(self, source: Input) -> list[_SampledPart]:
         """Blocks of documents, with the bytes of their texts."""
@@ -156,21 +185,33 @@ class _Counter:
                 yield documents.texts(block, self._fields).columns
 
 
+def _bytes_read(source: Input, size: int) -> float:
+    """Bytes of an uncompressed file that its blocks until now take; 0: not known."""
+    if source.format == "parquet":
+        import pyarrow.parquet as parquet
+
+        num_rows = parquet.read_metadata(source.path).num_rows
+        return size * source.documents / max(1, num_rows)
+    return source.bytes
+
+
 def _joined(blocks: Sequence[_SampledPart], size: float) -> _SampledPart:
     """Blocks as one part of so many bytes of a raw file."""
     return _SampledPart(size, sum(b.documents for b in blocks), sum(b.tokens for b in blocks))
 
 
-def _total(parts: Sequence[_SampledPart], size: int) -> Count:
+def _total(parts: Sequence[_SampledPart], size: int, *, is_all: bool) -> Count:
     """Totals of all bytes from parts of them: a ratio estimate, with its error."""
     read = sum(part.bytes for part in parts)
     if not read:
-        return Count()
+        return Count(error=0.0 if is_all else None, is_all=is_all)
     scale = size / read
     num_documents, num_tokens = (sum(part[i] for part in parts) for i in (1, 2))
-    if read > size * (1 - 1e-9) or len(parts) < 2:
-        return Count(num_documents * scale, num_tokens * scale)
+    if is_all:
+        return Count(num_documents, num_tokens)
+    if len(parts) < 2:
+        return Count(num_documents * scale, num_tokens * scale, None, is_all=False)
     residuals = (part.tokens - num_tokens / read * part.bytes for part in parts)
     variance = sum(residual**2 for residual in residuals) * len(parts) / (len(parts) - 1)
-    error = _CONFIDENCE * scale * math.sqrt(variance * (1 - read / size))
-    return Count(num_documents * scale, num_tokens * scale, error)
+    error = _CONFIDENCE * scale * math.sqrt(variance * max(0, 1 - read / size))
+    return Count(num_documents * scale, num_tokens * scale, error, is_all=False)

@@ -1,11 +1,14 @@
 """The whole estimate of a workflow: its data and its runs, and warnings."""
 
+import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake.config.architecture import Architecture
+from tokamake.config.data_set import RUN, DataSet
 from tokamake.config.root import Config
 from tokamake.data.corpus.corpora import Corpus
 from tokamake.data.corpus.splits import FEWEST_DOCUMENTS, FEWEST_TOKENS, NAMES, shares
@@ -26,15 +29,10 @@ class WorkflowEstimate(NamedTuple):
     runs: list[RunEstimate]
     allocation: Allocation
     assumptions: Assumptions
+    needed_bytes: float
+    """Disk that data and checkpoints are still to take."""
     free_bytes: int
     warnings: list[str]
-
-    @property
-    def needed_bytes(self) -> float:
-        """Disk that is still to be taken."""
-        is_built = all(each.source in ("built", "datasets") for each in self.data.corpora)
-        of_data = 0.0 if is_built else self.data.shards_bytes + self.data.merged_bytes
-        return of_data + sum(run.checkpoints_bytes for run in self.runs)
 
     def as_json(self) -> dict[str, Any]:
         """All numbers, with the names of the fields."""
@@ -89,15 +87,40 @@ def estimate_workflow(
     warnings = [f"run {each.run}: {text}" for each in runs for text in each.warnings]
     for name, run in config.runs.items():
         warnings += _about_splits(run, config.tables[name], corpora=by_name)
-    free = shutil.disk_usage(Path()).free
-    found = WorkflowEstimate(data, runs, allocation, assumptions, free, [])
-    if found.needed_bytes > free:
+    results = Path(RUN).parent
+    disk = results if results.exists() else Path()
+    needed, free = _needed_bytes(data, runs, data_set=config.data_set), shutil.disk_usage(disk).free
+    if needed > free:
         warnings.append(
-            f"data and checkpoints take about {in_bytes(round(found.needed_bytes))}, and the disk "
-            f"of {Path.cwd()} has {in_bytes(free)} left; free some space, set plan.keep_shards to "
+            f"data and checkpoints take about {in_bytes(round(needed))} more, and the disk of "
+            f"{disk.resolve()} has {in_bytes(free)} left; free some space, set plan.keep_shards to "
             "false, or keep fewer checkpoints with train.keep_last"
         )
-    return found._replace(warnings=[*dict.fromkeys(warnings)])
+    warnings = [*dict.fromkeys(warnings)]
+    return WorkflowEstimate(data, runs, allocation, assumptions, needed, free, warnings)
+
+
+def _needed_bytes(data: DataEstimate, runs: list[RunEstimate], *, data_set: DataSet) -> float:
+    """Disk that data and checkpoints are still to take, beside files of earlier jobs."""
+    needed = 0.0
+    if any(each.source not in ("built", "datasets") for each in data.corpora):
+        sizes = {"shards": data.shards_bytes, "merged": data.merged_bytes}
+        for name, size in sizes.items():
+            needed += max(0.0, size - _size(Path(data_set.folder, name)))
+    for run in runs:
+        training = Path(RUN.format(run=run.run), "training")
+        needed += max(0.0, run.checkpoints_bytes - _size(training))
+    return needed
+
+
+def _size(folder: Path) -> int:
+    """Bytes of the files in a folder; 0: it does not exist."""
+    total = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):  # a job removes files meanwhile
+                total += Path(parent, name).lstat().st_size
+    return total
 
 
 def filled_in(architecture: Architecture, config: WorkflowConfig) -> Architecture:

@@ -1,6 +1,7 @@
 """Tool `estimate`: the cost of a workflow before it runs."""
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -52,10 +53,9 @@ def estimate(
     from tokamake.estimate.run import Assumptions
     from tokamake.estimate.workflow import estimate_workflow
 
-    if not 0 < mfu <= 1:
-        raise UserError(f"--mfu {mfu:g}: give a share of the peak, above 0 and at most 1")
+    _check(mfu, nodes, price=price_per_node_hour, sample_megabytes=sample_megabytes)
     allocation = read_allocation(profile, device=device, nodes=nodes)
-    checked, models = _read(config, settings, num_ranks=allocation.ranks)
+    checked, models = _read(config, settings, num_ranks=allocation.ranks, reads_data=not suggest)
     if suggest:
         _suggest(checked, models, allocation=allocation, as_json=as_json)
         return
@@ -67,6 +67,20 @@ def estimate(
         sample_bytes=sample_megabytes * _MEGABYTE,
     )
     print(json.dumps(found.as_json(), indent=2) if as_json else "\n".join(text.full(found)))
+
+
+def _check(mfu: float, nodes: int | None, *, price: float | None, sample_megabytes: int) -> None:
+    """Check the numbers of the command line."""
+    if not 0 < mfu <= 1:
+        raise UserError(f"--mfu {mfu:g}: give a share of the peak, above 0 and at most 1")
+    if nodes is not None and nodes < 1:
+        raise UserError(f"--nodes {nodes}: give at least 1 node")
+    if price is not None and not 0 <= price < math.inf:
+        raise UserError(f"--price-per-node-hour {price:g}: give a price of at least 0")
+    if sample_megabytes < 0:
+        raise UserError(
+            f"--sample-megabytes {sample_megabytes}: give at least 0; 0 reads no raw files"
+        )
 
 
 def read_allocation(profile: str, *, device: str = "", nodes: int | None = None) -> "Allocation":
@@ -85,10 +99,15 @@ def read_allocation(profile: str, *, device: str = "", nodes: int | None = None)
 
 
 def _read(
-    path: Path, settings: tuple[str, ...], *, num_ranks: int
+    path: Path, settings: tuple[str, ...], *, num_ranks: int, reads_data: bool
 ) -> "tuple[WorkflowConfig, dict[str, InitialModel]]":
-    """Read and check a config as the workflow does."""
+    """Read and check a config as the workflow does; or its runs and models alone."""
+    from tokamake.config.fields import FETCH
+    from tokamake.config.runs import read_runs
     from tokamake.config_files import read_yaml
+    from tokamake.data.corpus.plan_file import Plan
+    from tokamake.preflight.initial_models import check_initial_models
+    from tokamake.preflight.planned import WorkflowConfig
     from tokamake.run.command_line import check_config, parse
     from tokamake.workflow.config import check_workflow_config, read_workflow_config
 
@@ -99,6 +118,12 @@ def _read(
             f"{[*request.targets, *request.options][0]}: not a setting; write SECTION.KEY=VALUE"
         )
     values = _merged(read_yaml(path, "name your config file"), request.overrides)
+    if not reads_data:
+        runs = read_runs(values, str(path), context={"num_ranks": num_ranks} | FETCH)
+        none = Plan({}, "", (), (), (), (), ())
+        config = WorkflowConfig(runs, {}, {}, {}, plan=none, previous_plan=None)
+        pretrained = {name: runs[name] for name in config.runs}
+        return config, check_initial_models(pretrained, is_main_process=True)
     checked = read_workflow_config(values, [path], is_main_process=True, num_ranks=num_ranks)
     return checked, check_workflow_config(checked, is_main_process=True)
 

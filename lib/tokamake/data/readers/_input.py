@@ -65,6 +65,8 @@ class Input:
     blank_lines: int
     skipped: dict[str, int]
     """Number of items that are no documents, by reason: pages of a dump that are no articles."""
+    chunk_bytes: int
+    """Bytes read at once, 0: CHUNK_BYTES. `bytes` is ahead of the blocks by up to two chunks."""
     metadata_keys: tuple[str, ...]
     """Fields beside the texts that records have, if the file has them."""
 
@@ -72,7 +74,7 @@ class Input:
         self.path, self.format, self.compression, self.head = path, format, compression, head
         self.start, self.end = 0, None
         self.first_byte = 0
-        self.metadata_keys = ()
+        self.metadata_keys, self.chunk_bytes = (), 0
         self.settings, self.workers = default_settings(format), file_workers()
         self._num_lines_before: int | None = None
         self.unit = readers()[format].UNIT
@@ -166,8 +168,9 @@ class Input:
     def _raw_chunks(self, start: int, end: int | None) -> Iterator[Bytes]:
         with reading(self.path), self.path.open("rb", buffering=0) as stream:
             stream.seek(start)
-            left = CHUNK_BYTES if end is None else end - start
-            while left and (chunk := stream.read(min(CHUNK_BYTES, left))):
+            step = self.chunk_bytes or CHUNK_BYTES
+            left = step if end is None else end - start
+            while left and (chunk := stream.read(min(step, left))):
                 self._hash.update(chunk)
                 self.bytes += len(chunk)
                 left -= 0 if end is None else len(chunk)
