@@ -10,6 +10,7 @@ from tokamake.config.root import Config
 from tokamake.config_files import validate
 from tokamake.errors import UserError
 from tokamake.run.command_line import (
+    DRY_RUN,
     Arguments,
     check_config,
     config_option,
@@ -113,3 +114,12 @@ def test_the_command_is_the_one_that_a_person_would_type(
     command = snakemake_command(Path("my.yaml"), parse([]), profile="local", is_dry_run=False)
     assert command[:3] == ["snakemake", "--snakefile", str(ROOT / "workflow/Snakefile")]
     assert command[-2:] == ["--configfile", "my.yaml"]
+
+
+@pytest.mark.parametrize("spelling", DRY_RUN)
+def test_a_dry_run_is_known_by_each_spelling(spelling: str) -> None:
+    request = parse(["train", spelling])
+    command = snakemake_command(Path("my.yaml"), request, profile="local", is_dry_run=False)
+    assert not {*command}.isdisjoint(DRY_RUN)
+    asked = snakemake_command(Path("my.yaml"), parse([]), profile="local", is_dry_run=True)
+    assert DRY_RUN[0] in asked

@@ -17,6 +17,8 @@ _PROFILE_FILES = ("profile.yaml", "config.v8+.yaml", "config.yaml")
 """Files that make a folder a profile of Snakemake."""
 _REPOSITORY = Path(__file__).resolve().parents[3]
 """Clone of tokamake, if it is installed from one in place."""
+DRY_RUN = ("--dry-run", "--dryrun", "-n")
+"""Snakemake's spellings of the option."""
 _SNAKEFILES = ("workflow/Snakefile", "Snakefile")
 
 
@@ -140,7 +142,7 @@ def snakemake_command(
         *("--profile", str(find_profile(profile))),
         *("--configfile", str(config)),
         *config_option(request.overrides),
-        *(["--dry-run"] if is_dry_run else []),
+        *DRY_RUN[: int(is_dry_run)],
         *request.options,
         *(["--", *request.targets] if request.targets else []),
     ]

@@ -37,12 +37,19 @@ def run(
         dry_run: List the jobs that would run, with the reason of each; run none.
         verbose: Show Snakemake's own output.
     """
-    from tokamake.run.command_line import check_config, parse, shown, snakemake_command
+    from tokamake.run.command_line import (
+        DRY_RUN,
+        check_config,
+        parse,
+        shown,
+        snakemake_command,
+    )
 
     request = parse([each for each in arguments if each != "--"])
     check_config(config)
     profile = profile or os.environ.get("SNAKEMAKE_PROFILE", _DEFAULT_PROFILE)
     command = snakemake_command(config, request, profile=profile, is_dry_run=dry_run)
+    dry_run = not {*command}.isdisjoint(DRY_RUN)  # also as Snakemake spells it
     print(shown(command), file=sys.stderr, flush=True)
     python = [sys.executable, "-m", "snakemake", *command[1:]]
     if verbose:
