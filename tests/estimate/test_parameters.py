@@ -1,4 +1,4 @@
-"""Parameters from shapes against those of the modules that train."""
+"""Numbers of parameters from shapes equal the numbers in the modules that train."""
 
 from itertools import product
 from pathlib import Path

@@ -15,7 +15,7 @@ LENGTH, VOCABULARY = 2048, 51200
 
 
 class Published(NamedTuple):
-    """A row of table 1 of arXiv 2104.04473; micro batches and stages are those of its scripts."""
+    """A row of table 1 of arXiv 2104.04473; micro batches and stages as in its scripts."""
 
     billions: float
     heads: int

@@ -13,7 +13,7 @@ _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _DIVIDED = re.compile(
     r"_proj\.weight|([qkv]|gate|up)_proj\.bias|embed_tokens\.weight|lm_head\.(weight|bias)$"
 )
-"""Tensors that tensor-parallel ranks divide; they all have the others."""
+"""Tensors that tensor-parallel ranks divide; each rank has all other tensors whole."""
 _AT_THE_START = re.compile(r"\.embed_")
 """Tensors of the first pipeline stage."""
 

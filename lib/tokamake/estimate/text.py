@@ -53,7 +53,7 @@ def short(estimate: WorkflowEstimate) -> list[str]:
 
 
 def _first(lines: list[str], noun: str) -> list[str]:
-    """The first eight lines, and the number of the others."""
+    """The first eight lines, and how many more there are."""
     rest = [f"and {counted(len(lines) - 8, noun)} more"] if len(lines) > 8 else []
     return lines[:8] + rest
 

@@ -24,7 +24,7 @@ _NUM_PLACES = 64
 _FEWEST_FILES = 4
 """Files of other kinds that are read at least, if there are so many."""
 _CHUNK_BYTES = 1 << 14
-"""Bytes read at once of a large file, by few of which a reader is ahead of its blocks."""
+"""Size of one read of a large file; a reader is few such reads ahead of its blocks."""
 _CONFIDENCE = 1.96
 """Standard errors on each side of an estimate, for 95 % confidence."""
 
