@@ -18,6 +18,7 @@ TESTED_THROUGH = {
     "workflow/test_estimate.py": [
         *("estimate/data", "estimate/run", "estimate/text", "estimate/workflow"),
     ],
+    "run/test_run.py": ["run/snakemake_process"],
     "status/test_status.py": ["status/overview"],
     # Parts of checkpoint formats: conversions read back what they write, in all layouts.
     "checkpoint/test_convert_grid.py": [

@@ -61,6 +61,7 @@ def test_data_alone_lead_to_training() -> None:
 
 
 def test_a_stop_without_a_checkpoint_keeps_jobs() -> None:
-    assert interrupted(["small"], again="tokamake run a.yaml") == [
-        "stopped: finished jobs are kept; continue: tokamake run a.yaml"
-    ]
+    assert (
+        interrupted(["small"], again="tokamake run a.yaml")
+        == "stopped: finished jobs are kept; continue: tokamake run a.yaml"
+    )

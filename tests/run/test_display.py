@@ -101,6 +101,5 @@ def test_after_a_stop_a_real_failure_is_shown(tmp_path: Path) -> None:
         f"{'full':20} FAILED",
         "tokamake merge: a.bin: No space left on device",
         "likely remedy: free some space",
-        f"{'asked':20} stopped",
         "LockException: locked",
     ]

@@ -113,25 +113,31 @@ def test_mistakes_are_one_line_before_snakemake_starts(folder: Path) -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_ctrl_c_ends_with_a_sentence(folder: Path) -> None:
-    """A terminal has bars; Ctrl-C reaches all processes of the terminal."""
+@pytest.mark.parametrize(
+    ("number", "status", "options"),
+    [(signal.SIGINT, 130, []), (signal.SIGTERM, 143, ["--verbose"])],
+)
+def test_a_signal_stops_all_jobs_and_ends_with_a_sentence(
+    folder: Path, number: signal.Signals, status: int, options: list[str]
+) -> None:
+    """Ctrl-C, a batch system and `kill` reach only `tokamake run`; a terminal has bars."""
     fifo = folder / "begun"
     os.mkfifo(fifo)
     (folder / "my.yaml").write_text("word: hello\nwrite: echo > begun; exec sleep 600\n")
     parent, child = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "tokamake", "run", "my.yaml", "text.txt"],
+        [sys.executable, "-m", "tokamake", "run", "my.yaml", "text.txt", *options],
         cwd=folder,
         stdin=child,
         stdout=child,
         stderr=child,
         env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
         start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),  # as `command &` does
     )
     os.close(child)
     fifo.read_text()  # returns when the job has begun
-    os.killpg(process.pid, signal.SIGINT)
+    process.send_signal(number)
     shown = b""
     try:
         while part := os.read(parent, 4096):
@@ -139,13 +145,12 @@ def test_ctrl_c_ends_with_a_sentence(folder: Path) -> None:
     except OSError:  # the last writer has closed the terminal
         pass
     os.close(parent)
-    assert process.wait() != 0
+    assert process.wait() == status
     text = shown.decode()
-    assert "all jobs" in text
-    assert "0 of 1" in text
-    assert text.strip().endswith(
-        "stopped: finished jobs are kept; continue: tokamake run my.yaml text.txt"
-    )
-    assert "FAILED" not in text
-    assert "Exception" not in text
+    command = " ".join(["tokamake run my.yaml text.txt", *options])
+    assert text.strip().endswith(f"stopped: finished jobs are kept; continue: {command}")
+    if not options:
+        assert "0 of 1" in text
+        assert "FAILED" not in text
+        assert "Exception" not in text
     assert "Traceback" not in text

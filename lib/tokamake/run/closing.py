@@ -14,7 +14,7 @@ from tokamake.units import duration
 _RESULTS = Path("results")
 
 
-def interrupted(runs: list[str], *, again: str) -> list[str]:
+def interrupted(runs: list[str], *, again: str) -> str:
     """Sentence about saved steps after a stop on request, and the command that continues."""
     saved = []
     for run in runs:
@@ -26,7 +26,7 @@ def interrupted(runs: list[str], *, again: str) -> list[str]:
             if state and training:
                 saved.append(f"run {run} is saved at step {state.step:,} of {training.steps:,}")
     kept = f"finished jobs are kept{''.join(f', {each}' for each in saved)}"
-    return [f"stopped: {kept}; continue: {again}"]
+    return f"stopped: {kept}; continue: {again}"
 
 
 def summary(stages: Stages, *, config: Path, seconds: float) -> list[str]:

@@ -149,13 +149,17 @@ class Display:
         """Show a line that a job or Snakemake has printed."""
         # The metrics of a training have what its lines of steps say; after a stop, the closing
         # line says what is saved, and launchers print how ranks end.
-        if self.is_stopping and not (text.startswith("stopped ") or _ERROR.search(text)):
+        if self.is_stopping and not _ERROR.search(text):
             return
         if self._is_dry_run and text.startswith(_ESTIMATE):
             self._estimate.append(text)
             return
         if not text.startswith(("step ", "saved ", "Using profile")) and not _is_silent(text):
             self.line(text)
+
+    def stop(self) -> None:
+        """Take jobs that end from now on for stopped ones."""
+        self.is_stopping = True
 
     def close(self) -> None:
         """Remove the bars; a dry run prints its table."""
@@ -209,7 +213,6 @@ class Display:
         name = f"{event['rule']} {job.run if job else ''}".strip()
         lines = [line for path in event["log"] for line in _tail(Path(path))]
         if self.is_stopping and not any(map(_ERROR.search, lines)):
-            self.line(f"{name:<{_NAME_WIDTH}} stopped")
             return
         self.failures.append(name)
         self.line(
@@ -265,6 +268,8 @@ class Display:
         table.add_column(no_wrap=True, min_width=_NAME_WIDTH)
         table.add_column(width=_BAR_WIDTH, min_width=_BAR_WIDTH // 2)
         table.add_column(no_wrap=True, overflow="ellipsis")
+        if self.is_stopping:
+            table.add_row("stopping", "", "jobs save and end; a second Ctrl-C kills them")
         running = self.stages.running
         for stage in running[:_MAX_BARS]:
             done, total, text = self._progress(stage)

@@ -1,12 +1,11 @@
 """Tool `run`: start the workflow and show it."""
 
 import os
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -37,6 +36,7 @@ def run(
         dry_run: List the jobs that would run, with the reason of each; run none.
         verbose: Show Snakemake's own output.
     """
+    from tokamake.run.closing import interrupted, summary
     from tokamake.run.command_line import (
         DRY_RUN,
         check_config,
@@ -44,6 +44,8 @@ def run(
         shown,
         snakemake_command,
     )
+    from tokamake.run.display import Display
+    from tokamake.run.snakemake_process import SnakemakeProcess
 
     request = parse([each for each in arguments if each != "--"])
     check_config(config)
@@ -52,28 +54,26 @@ def run(
     dry_run = not {*command}.isdisjoint(DRY_RUN)  # also as Snakemake spells it
     print(shown(command), file=sys.stderr, flush=True)
     python = [sys.executable, "-m", "snakemake", *command[1:]]
-    if verbose:
-        os.execv(python[0], python)
-    from tokamake.run.closing import interrupted, summary
-    from tokamake.run.display import Display
-
     start = time.monotonic()
-    display = Display(is_live=sys.stderr.isatty(), is_dry_run=dry_run)
+    display = Display(is_live=sys.stderr.isatty() and not verbose, is_dry_run=dry_run)
     try:
-        status = _show(python, display)
+        if verbose:
+            status = SnakemakeProcess(python, on_stop=display.stop).wait()
+        else:
+            status = _show(python, display)
     finally:
         display.close()
     again = shown(["tokamake", *sys.argv[1:]])
-    if display.is_stopping:
-        lines = interrupted(display.stages.runs, again=again)
-    elif status == 0 and not dry_run and not display.has_nothing_to_do:
+    if display.is_stopping and status != 0:
+        lines = ["stopped"] if dry_run else [interrupted(display.stages.runs, again=again)]
+    elif status == 0 and not (verbose or dry_run or display.has_nothing_to_do):
         lines = summary(display.stages, config=config, seconds=time.monotonic() - start)
     elif display.failures:
         lines = [f"{', '.join(display.failures)} failed; fix the cause, then continue: {again}"]
     else:
         lines = []
     print(*lines, sep="\n", end="\n" if lines else "", file=sys.stderr)
-    sys.exit(128 - status if status < 0 else status)
+    sys.exit(status)
 
 
 def _show(command: list[str], display: "Display") -> int:
@@ -82,31 +82,26 @@ def _show(command: list[str], display: "Display") -> int:
     from selectors import EVENT_READ, DefaultSelector
 
     from snakemake_logger_plugin_tokamake import EVENTS
+    from tokamake.run.snakemake_process import SnakemakeProcess
 
     reader, writer = os.pipe()
-    process = subprocess.Popen(
+    process = SnakemakeProcess(
         [*command[:3], "--logger", "tokamake", *command[3:]],
+        on_stop=display.stop,
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
         pass_fds=[writer],
-        env={**os.environ, EVENTS: str(writer)},
+        variables={EVENTS: str(writer)},
     )
     os.close(writer)
-
-    def stop(number: int, _: Any) -> None:
-        display.is_stopping = True
-        if number != signal.SIGINT:  # a terminal sends Ctrl-C to both
-            process.send_signal(number)
-
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, stop)
     assert process.stdout is not None
     with DefaultSelector() as selector:
         texts = {reader: b"", process.stdout.fileno(): b""}
         for descriptor in texts:
             selector.register(descriptor, EVENT_READ)
         while texts:
-            for key, _ in selector.select(_TICK_SECONDS):
+            ready = [key for key, _ in selector.select(_TICK_SECONDS)]
+            # Events first: a job begins before it prints.
+            for key in sorted(ready, key=lambda key: key.fd != reader):
                 read = os.read(key.fd, 1 << 16)
                 *lines, texts[key.fd] = (texts[key.fd] + read).split(b"\n")
                 if not read:
