@@ -1,0 +1,399 @@
+"""A stand-in accelerator: a device of torch that is no CPU, with memory and kernels of the CPU.
+
+Its tensors have torch's dispatch key PrivateUse1, and storages on memory of the host. Each operator
+checks its devices, as CUDA does, counts what costs time on an accelerator, and calls the CPU's
+kernel on the same memory: numbers are the CPU's. It has no streams, no kernels of its own, and no
+memory that can run out.
+
+torch keeps the device for the rest of the process: call `install` in a process of its own
+(`tests.support.ranks.spawn`). Checked with torch 2.13.
+"""
+
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.library import Library
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+NAME = "standin"
+_aten = torch.ops.aten
+_CPU_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_ON_METADATA = {"view", "as_strided", "_reshape_alias", "unfold", "view_as_real", "view_as_complex"}
+"""Operators that read no elements."""
+_OF_VALUES = {
+    *("nonzero", "masked_select", "bincount", "equal", "_local_scalar_dense"),
+    *("_unique", "_unique2", "unique_dim", "unique_consecutive", "unique_dim_consecutive"),
+}
+"""Operators whose result, or its shape, the host needs: CUDA waits."""
+_INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
+"""Operators that take indices from the host, too; CUDA copies them, and waits."""
+_REFUSES_SCALARS = {"cat", "stack", "index_select", "gather", "scatter", "scatter_add", "mm", "bmm"}
+"""Operators that refuse scalars of the host, too."""
+_COPIES = {"_pin_memory", "_to_copy", "copy_"}
+"""Operators between host and device."""
+
+
+# ---- What operators cost ----
+
+
+@dataclass
+class Costs:
+    """What operators on the stand-in have cost since `counted` began."""
+
+    waits: list[str] = field(default_factory=list)
+    """Synchronizations: operator and line of each wait of the host for the device."""
+    launches: Counter[str] = field(default_factory=Counter)
+    """Kernels by operator."""
+    copies: Counter[str] = field(default_factory=Counter)
+    """Copies to the device, `pinned` and `unpinned`, and `back` to the host."""
+    allocations: int = 0
+    """Tensors of the stand-in that were allocated."""
+    of_host: list[str] = field(default_factory=list)
+    """Operator and line of each computation on tensors of the host, other than scalars."""
+
+
+class _Totals:
+    live_bytes = 0
+    counting: list[Costs] = []  # noqa: RUF012
+
+
+def live_bytes() -> int:
+    """Bytes of all tensors of the stand-in."""
+    return _Totals.live_bytes
+
+
+@contextmanager
+def counted() -> Iterator[Costs]:
+    """Count what operators cost."""
+    costs = Costs()
+    _Totals.counting.append(costs)
+    try:
+        with _OnHost(costs):
+            yield costs
+    finally:
+        _Totals.counting.remove(costs)
+
+
+class _OnHost(TorchDispatchMode):
+    """Sees the operators that make tensors of the host."""
+
+    def __init__(self, costs: Costs) -> None:
+        super().__init__()
+        self._costs = costs
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name.rpartition("::")[2]
+        made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
+        if any(each.device.type == "cpu" and each.dim() for each in made) and name not in _COPIES:
+            self._costs.of_host.append(f"{name} at {_place()}")
+        return result
+
+
+def _wait(name: str) -> None:
+    for costs in _Totals.counting:
+        costs.waits.append(f"{name} at {_place()}")
+
+
+def _launch(name: str) -> None:
+    for costs in _Totals.counting:
+        costs.launches[name] += 1
+
+
+def _place() -> str:
+    """The line that called an operator: the innermost one that is not a package's."""
+    frames = [each for each in traceback.extract_stack() if each.filename != __file__]
+    ours = [each for each in frames if "/site-packages/" not in each.filename]
+    frame = (ours or frames)[-1]
+    return f"{frame.filename.rpartition('/lib/')[2]}:{frame.lineno}"
+
+
+# ---- Tensors of the device, on memory of the host ----
+
+
+class _Memory:
+    """Keeps the memory of a storage alive, and counts it."""
+
+    def __init__(self, host: torch.UntypedStorage) -> None:
+        self.host, self._size = host, host.nbytes()
+        _Totals.live_bytes += self._size
+
+    def __del__(self) -> None:
+        _Totals.live_bytes -= self._size
+
+
+def on_device(host: Tensor) -> Tensor:
+    """A tensor of the stand-in on the memory of a tensor of the host."""
+    memory, device = host.untyped_storage(), torch.device(NAME, 0)
+    storage: Any = torch._C._construct_storage_from_data_pointer(
+        memory.data_ptr(), device, memory.nbytes()
+    )
+    storage.memory = _Memory(memory)
+    for costs in _Totals.counting:
+        costs.allocations += 1
+    return _placed(_bare(host.dtype), storage, host)
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """A tensor of the host on the memory of a tensor of the stand-in."""
+    storage: Any = tensor.untyped_storage()
+    place = tensor.storage_offset(), tensor.shape, tensor.stride()
+    return torch.empty(0, dtype=tensor.dtype).set_(storage.memory.host, *place)
+
+
+def _bare(dtype: torch.dtype) -> Tensor:
+    empty: Tensor = torch._C._acc.create_empty_tensor((0,), dtype)
+    return empty
+
+
+def _placed(tensor: Tensor, storage: Any, like: Tensor) -> Tensor:
+    place = like.storage_offset(), like.shape, like.stride()
+    set_ = _aten.set_.source_Storage_storage_offset
+    placed: Tensor = set_.redispatch(_CPU_KEY, tensor, storage, *place)
+    return placed
+
+
+def _is_here(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.device.type == NAME
+
+
+# ---- Kernels ----
+
+
+def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Any operator: the CPU's kernel on the same memory."""
+    name = op._schema.name.rpartition("::")[2]
+    if name in _ON_METADATA:
+        return op.redispatch(_CPU_KEY, *args, **kwargs)
+    pairs: list[tuple[Tensor, Tensor]] = []
+
+    def lowered(value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return torch.device("cpu")
+        if not isinstance(value, Tensor):
+            return value
+        if not _is_here(value):
+            _check_place(name, value)
+            return value
+        pairs.append((on_host(value), value))
+        return pairs[-1][0]
+
+    on_cpu, named = tree_map(lowered, (args, kwargs))
+    _count(name, args)
+    result = op(*on_cpu, **named)
+
+    def raised(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        memory = value.untyped_storage().data_ptr()
+        for host, own in pairs:
+            if value is host:
+                return _resized(own, host)
+            if memory and memory == host.untyped_storage().data_ptr():
+                return _placed(_bare(value.dtype), own.untyped_storage(), value)
+        return on_device(value)
+
+    return tree_map(raised, result)
+
+
+def _resized(tensor: Tensor, host: Tensor) -> Tensor:
+    """The tensor that an operator wrote into, which may have another size now."""
+    if tensor.shape == host.shape:
+        return tensor
+    return _placed(tensor, on_device(host).untyped_storage(), host)
+
+
+def _check_place(name: str, value: Tensor) -> None:
+    is_scalar = value.dim() == 0 and name not in _REFUSES_SCALARS
+    if not is_scalar and name not in _INDEXED:
+        raise RuntimeError(
+            f"aten::{name}: expected all tensors to be on the same device, but found {NAME}:0 and "
+            f"{value.device}"
+        )
+
+
+def _count(name: str, args: tuple[Any, ...]) -> None:
+    waits = name in _OF_VALUES or (name == "repeat_interleave" and len(args) == 1)
+    if name in _INDEXED:
+        indices = [each for each in args[1] if each is not None]
+        are_bits = any(each.dtype in (torch.bool, torch.uint8) for each in indices)
+        # A number at each bit is one kernel, `masked_fill`.
+        fills = len(args) > 2 and args[2].numel() == 1
+        waits = (are_bits and not fills) or not all(map(_is_here, indices))
+    if waits:
+        _wait(name)
+    if name != "_local_scalar_dense":
+        _launch(name)
+
+
+def _empty(
+    size: Any, dtype: Any = None, memory_format: Any = torch.contiguous_format, **_: Any
+) -> Tensor:
+    format_ = memory_format or torch.contiguous_format
+    return on_device(torch.empty(size, dtype=dtype, memory_format=format_, device="cpu"))
+
+
+def _empty_strided(size: Any, stride: Any, dtype: Any = None, **_: Any) -> Tensor:
+    return on_device(torch.empty_strided(size, stride, dtype=dtype, device="cpu"))
+
+
+def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """`copy_`, also between host and device."""
+    if _is_here(target) and _is_here(source):
+        _launch("copy_")
+    else:
+        host = source if _is_here(target) else target
+        kind = "back" if host is target else "pinned" if host.is_pinned() else "unpinned"
+        for costs in _Totals.counting:
+            costs.copies[kind] += 1
+        # The host may continue while the device reads, if nobody else needs the memory.
+        if not (non_blocking and (host.is_pinned() or kind == "unpinned")):
+            _wait("copy back" if host is target else "copy to the device")
+    to, of = (on_host(each) if _is_here(each) else each for each in (target, source))
+    to.copy_(of)
+    return target
+
+
+def _pin_memory(tensor: Tensor, device: Any = None) -> Tensor:
+    pinned = tensor.clone()
+    storage: Any = pinned.untyped_storage()
+    storage.is_pinned_here = True
+    return pinned
+
+
+def _is_pinned(tensor: Tensor, device: Any = None) -> bool:
+    return hasattr(tensor.untyped_storage(), "is_pinned_here")
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> Tensor:
+    """Scaled dot product attention by the operator that torch chooses for a CPU."""
+    inputs, mask = (query, key, value), attn_mask
+    hosts = [_as_asked(each) for each in (*inputs, *([] if mask is None else [mask]))]
+    chosen = torch._fused_sdp_choice(
+        *hosts[:3], hosts[3] if mask is not None else None, dropout_p, is_causal, **options
+    )
+    if chosen != torch.nn.attention.SDPBackend.FLASH_ATTENTION.value:
+        plain = _aten._scaled_dot_product_attention_math
+        result: Tensor = plain(*inputs, mask, dropout_p, is_causal, **options)[0]
+        return result
+    if mask is not None and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, -torch.inf)
+    flash = _aten._scaled_dot_product_flash_attention_for_cpu
+    options.pop("enable_gqa", None)
+    return flash(*inputs, dropout_p, is_causal, attn_mask=mask, **options)[0]
+
+
+def _as_asked(tensor: Tensor) -> Tensor:
+    host = on_host(tensor.detach())
+    return host.requires_grad_(tensor.requires_grad and torch.is_grad_enabled())
+
+
+def _collective(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """A collective, by gloo on the same memory."""
+
+    def lowered(value: Any) -> Any:
+        return on_host(value) if _is_here(value) else value
+
+    _launch(op._schema.name)
+    result = op(*tree_map(lowered, args), **tree_map(lowered, kwargs))
+    # A result begins with the tensors that were passed.
+    return (args[0], *result[1:]) if isinstance(result, tuple) else result
+
+
+# ---- The device in torch ----
+
+
+class _Module:
+    """torch.standin: what torch asks of the module of a device."""
+
+    @staticmethod
+    def is_available() -> bool:
+        return True
+
+    is_initialized = is_available
+
+    @staticmethod
+    def _is_in_bad_fork() -> bool:
+        return False
+
+    @staticmethod
+    def device_count() -> int:
+        return 1
+
+    @staticmethod
+    def current_device() -> int:
+        return 0
+
+    @staticmethod
+    def set_device(device: Any) -> None:
+        pass
+
+    @staticmethod
+    def manual_seed_all(seed: int) -> None:
+        pass
+
+
+_libraries: list[Library] = []
+"""torch forgets the kernels of a library that nobody keeps."""
+
+
+@cache
+def install() -> torch.device:
+    """Make torch know the device, for the rest of this process."""
+    _setup_privateuseone_for_python_backend(NAME, backend_module=_Module())
+    own: dict[str, Callable[..., Any]] = {
+        "empty.memory_format": _empty,
+        "empty_strided": _empty_strided,
+        "copy_": _copy,
+    }
+    kernels = {f"aten::{name}": kernel for name, kernel in own.items()}
+    for name in torch._C._dispatch_get_all_op_names():
+        namespace = name.partition("::")[0]
+        has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
+        # CUDA, too, has a kernel for a list of tensors; otherwise torch would run its parts.
+        if namespace == "aten" and (has_kernel or "::_foreach_" in name):
+            kernels.setdefault(name, partial(_run, _operator(name)))
+        elif namespace == "c10d" and has_kernel:
+            kernels[name] = partial(_collective, _operator(name))
+    _register("_", {}).fallback(_run, "PrivateUse1")
+    with warnings.catch_warnings(action="ignore"):  # torch has kernels of c10d for this key
+        for namespace in ("aten", "c10d"):
+            of_it = {name: each for name, each in kernels.items() if name.startswith(namespace)}
+            _register(namespace, of_it)
+    _register("aten", {"aten::scaled_dot_product_attention": _attention}, "AutogradPrivateUse1")
+    _register("aten", {"aten::_pin_memory": _pin_memory, "aten::is_pinned": _is_pinned}, "CPU")
+    return torch.device(NAME, 0)
+
+
+def _register(
+    namespace: str, kernels: dict[str, Callable[..., Any]], key: str = "PrivateUse1"
+) -> Library:
+    library = Library(namespace, "IMPL")
+    _libraries.append(library)
+    for name, kernel in kernels.items():
+        library.impl(name.partition("::")[2], kernel, key)
+    return library
+
+
+def _operator(name: str) -> Any:
+    namespace, _, rest = name.partition("::")
+    base, _, overload = rest.partition(".")
+    return getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
