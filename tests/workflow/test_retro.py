@@ -175,6 +175,15 @@ def test_from_raw_text_to_a_report_and_a_changed_corpus(workspace: Path) -> None
     folder = run / "neighbors"
     assert np.load(folder / "train/docs-0000_text_document.npy").shape[1:] == (2, 4)
 
+    # Evaluation and generation depend on how neighbors are found, also where nothing is trained.
+    alone = ("-n", "--allowed-rules", "evaluate", "generate", *MINE, "evaluate", "generate")
+    assert jobs(snakemake_alone(workspace, *alone)) == {}
+    config = yaml.safe_load((workspace / "my.yaml").read_text())
+    config["train"]["on_change"] = "restart"
+    config["train"]["retro"]["neighbors"] = 1
+    (workspace / "my.yaml").write_text(yaml.safe_dump(config))
+    assert jobs(snakemake_alone(workspace, *alone)) == {"evaluate": 1, "generate": 1}
+
     # A changed corpus: chunks and vectors of the other one stay.
     raw = workspace / "results/raw/docs/docs-00.jsonl"
     raw.write_text("".join(raw.read_text().splitlines(keepends=True)[:-3]))

@@ -125,6 +125,21 @@ rule make:
     assert "'x' -> 'y'" in run(tmp_path, after.replace("PARAMS", "'y'"), "-n").stdout
 
 
+def test_a_command_with_a_new_param_reruns_a_job_if_the_param_has_a_value(tmp_path: Path) -> None:
+    evaluate = """
+SNAKEMAKE.keep_records_beside_outputs()
+rule evaluate:
+    output: "results/mine/a.txt"
+    params: 'x', held_out=lambda wildcards, input: []NEW
+    shell: "touch {output}; : {params.held_out:q}COMMAND --sequence-length"
+"""
+    assert run(tmp_path, evaluate.replace("NEW", "").replace("COMMAND", "")).returncode == 0
+    evaluate = evaluate.replace("COMMAND", " {params.neighbors:q}")
+    for value, is_new in (("[]", False), ("['--nprobe=4']", True)):
+        planned = run(tmp_path, evaluate.replace("NEW", f", neighbors=lambda _: {value}"), "-n")
+        assert ("Nothing to be done" not in planned.stdout) == is_new, planned.stdout
+
+
 def test_the_command_of_another_rule_with_this_param_stays(tmp_path: Path) -> None:
     report = """
 SNAKEMAKE.keep_records_beside_outputs()

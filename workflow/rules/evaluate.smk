@@ -27,10 +27,8 @@ rule evaluate:
         model=segments.evaluated_model,
         split=run_settings.value("train.split"),
         split_rule=run_settings.value("train.split_rule"),
-        held_out=lambda wildcards, input: [
-            *data_rules.evaluation_options(wildcards, input),
-            *retro_rules.retrieval_options(wildcards),
-        ],
+        held_out=data_rules.evaluation_options,
+        neighbors=retro_rules.retrieval_options,
         sequence_length=run_settings.value("train.sequence_length"),
         max_tokens=run_settings.value("evaluate.max_tokens"),
         data_root=subpath(input.weights, parent=True),
@@ -40,7 +38,7 @@ rule evaluate:
         "{resources.launch} {resources.nodes} {resources.tasks}"
         " tokamake evaluate --checkpoint {params.model:q} --weights {input.weights:q}"
         " --data-root {params.data_root:q} --tokenizer {input.tokenizer[0]:q} --split {params.split:q}"
-        " --split-rule {params.split_rule:q} {params.held_out:q}"
+        " --split-rule {params.split_rule:q} {params.held_out:q} {params.neighbors:q}"
         " --sequence-length {params.sequence_length:q} --max-tokens {params.max_tokens:q}"
         " --dtype {params.dtype:q} {params.layout:q}"
         " --output {output:q} > {log:q} 2>&1"
@@ -92,10 +90,8 @@ if task_rules.names:
         params:
             plug_in=task_rules.plug_in,
             settings=task_rules.settings,
-            fetched=lambda wildcards, input: [
-                *(f"--fetched={path}" for path in input.fetched),
-                *retro_rules.retrieval_options(wildcards, data_root=DATA),
-            ],
+            fetched=lambda wildcards, input: [f"--fetched={path}" for path in input.fetched],
+            neighbors=lambda wildcards: retro_rules.retrieval_options(wildcards, data_root=DATA),
             model=segments.evaluated_model,
             sequence_length=run_settings.value("train.sequence_length"),
             dtype=run_settings.value("evaluate.dtype"),
@@ -103,7 +99,8 @@ if task_rules.names:
         shell:
             "{resources.launch} {resources.nodes} {resources.tasks}"
             " tokamake evaluate-task {params.plug_in:q} --checkpoint {params.model:q}"
-            " --settings {params.settings:q} {params.fetched:q} --tokenizer {input.tokenizer[0]:q}"
+            " --settings {params.settings:q} {params.fetched:q} {params.neighbors:q}"
+            " --tokenizer {input.tokenizer[0]:q}"
             " --sequence-length {params.sequence_length:q} --dtype {params.dtype:q} {params.layout:q}"
             " --output {output:q} > {log:q} 2>&1"
 

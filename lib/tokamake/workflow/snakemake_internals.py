@@ -29,12 +29,14 @@ from tokamake.workflow.paths import is_plan, record_path
 
 _MAX_VALUE = 100
 """Characters of a changed param that a message shows."""
-_FORMER_PARAMS: tuple[tuple[str, str, Callable[[str], bool]], ...] = (
-    ("{params.plan:q}", "{input.plan:q}", lambda value: is_plan(value.strip("'"))),
-    ("run:q} {params.ranks:q}", "run:q}", lambda value: value == "[]"),
+_FORMER_PARAMS: tuple[tuple[str, str, Callable[[str], bool], list[str]], ...] = (
+    ("{params.plan:q}", "{input.plan:q}", lambda value: is_plan(value.strip("'")), []),
+    ("run:q} {params.ranks:q}", "run:q}", lambda value: value == "[]", []),
+    ("held_out:q} --seq", "held_out:q} {params.neighbors:q} --seq", lambda _: False, ["[]"]),
+    ("fetched:q} --tok", "fetched:q} {params.neighbors:q} --tok", lambda _: False, ["[]"]),
 )
-"""Params of commands of earlier versions: former text, its text now, and whether a recorded value
-is this param."""
+"""Params of commands of earlier versions: former text, its text now, whether a recorded value is a
+param that the command has no more, and values of params that it has now."""
 
 
 class Snakemake:
@@ -295,11 +297,12 @@ class _Records(FilePersistence):
     def _read_record(self, key: str) -> MetadataRecord | None:
         path = record_path(key)
         record = (_read_record_file(path) if path else None) or super()._read_record(key)
-        for former, now, is_former in _FORMER_PARAMS:
+        for former, now, is_former, added in _FORMER_PARAMS:
             if record and record.code and record.params and former in record.code:
                 record = record.model_copy()
                 record.code = record.code.replace(former, now)
-                record.params = [each for each in record.params if not is_former(str(each))]
+                kept = [each for each in record.params if not is_former(str(each))]
+                record.params = [*kept, *added]
         return record
 
     def _write_record(self, key: str, record: MetadataRecord) -> None:
