@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.megatron_datasets import write_dataset
 from tests.support.retrievers import make_retriever_workspace, recalls, write_questions
-from tests.support.workflow_configs import read_config, train, wildcards, write_runs
+from tests.support.workflow_configs import make_tokenizer, read_config, train, wildcards, write_runs
 from tests.support.workflows import (
     ARCHITECTURE,
     CONFIG,
@@ -111,14 +112,33 @@ def test_each_file_of_passages_is_a_shard() -> None:
 def test_without_passages_each_dataset_is_a_shard() -> None:
     rules = read(retrieval={})
     shards = rules.blocks("smoke")
-    first = next(iter(shards))
-    assert shards[first] == f"results/data/merged/{first}"
-    assert all(name.endswith("_text_sentence") for name in shards)
+    first, second = shards
+    assert shards == {
+        f"docs-{number}_text_sentence": f"docs-{number}_src_sentence" for number in ("0000", "0001")
+    }
     assert [Path(path).stem for path in rules.products] == [*shards]
-    job = wildcards(run="smoke", shard=first)
-    assert rules.number(job) == 0
-    assert rules.merged_files(job)[0].startswith("results/data/batches/merge/docs")
+    job = wildcards(run="smoke", shard=second)
+    assert rules.prefix(job) == f"results/data/merged/{second}"
+    assert (rules.number(wildcards(run="smoke", shard=first)), rules.number(job)) == (0, 1)
+    batches = rules.merged_files(job)
+    assert {*batches} < {*rules.merged_files(wildcards(run="smoke", shard=first)), *batches}
+    assert all(path.startswith("results/data/batches/merge/docs") for path in batches)
     assert read(retrieval={"index": "Flat"}).products == ["results/smoke/retrieval/index.json"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_each_existing_dataset_of_texts_is_a_shard_and_no_dataset_of_titles() -> None:
+    Path("old").mkdir()
+    for part in "ab":
+        for name in ("text_sentence", "src_document"):
+            write_dataset(Path(f"old/{part}_{name}"), [3, 4])
+    table = "corpus\tfiles\tformat\ttext_key\tweight\nold\told\tindexed\ttext,src\t1\n"
+    changes = {**SECTIONS, "retrieval": {}, "sample_corpus": {}}
+    config = read_config(table=table, **changes | {"tokenizer": {"path": make_tokenizer("words")}})
+    shards = RetrievalRules(config, is_main_process=True).blocks("smoke")
+    assert shards == {
+        f"old-{number}_text_document": f"old-{number}_src_document" for number in ("0000", "0001")
+    }
 
 
 @pytest.mark.usefixtures("folder")
@@ -172,6 +192,30 @@ def test_the_dry_run_shows_each_job(folder: Path) -> None:
     refused = snakemake_alone(folder, "-n", *MINE, "retrieval")
     assert refused.returncode == 2
     assert "tokamake: my.yaml: retrieval: questions.nq: nq.jsonl: no question" in refused.stderr
+
+
+def test_one_command_trains_and_measures_runs_that_start_from_each_other(folder: Path) -> None:
+    cells = {
+        "model.checkpoint": "{run: ict}",
+        "finetune.task": "retrieval",
+        "finetune.train_files": "dpr.json",
+        "finetune.validation_files": "dpr.json",
+        "train.global_batch_size": "8",
+    }
+    rows = [["run", *cells], ["ict", *[""] * len(cells)], ["tuned", *cells.values()]]
+    Path("runs.tsv").write_text("".join("\t".join(row) + "\n" for row in rows))
+    answered = {"answers": ["1"], "positive_ctxs": [{"title": "Town 1", "text": "It is old."}]}
+    write(Path("dpr.json"), [{"question": f"Where is {n}?", **answered} for n in range(8)])
+    config(folder, index="Flat")
+    sections = yaml.safe_load((folder / "my.yaml").read_text())
+    del sections["run"]
+    (folder / "my.yaml").write_text(yaml.safe_dump({**sections, "runs": "runs.tsv"}))
+    planned = jobs(snakemake_alone(folder, "-n", *MINE, "evaluate_retrieval"))
+    assert {name: planned.get(name) for name in (*RULES, "train", "finetune")} == {
+        "train": 1, "finetune": 1,
+        "embed_passages": 4, "embed_blocks": None, "embed_questions": 2, "index_blocks": 2,
+        "search": 2, "search_bm25": 1, "evaluate_retrieval": 3, "retrieval": None,
+    }  # fmt: skip
 
 
 def planned_rules(folder: Path) -> set[str]:

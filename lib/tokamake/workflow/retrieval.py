@@ -46,6 +46,7 @@ class RetrievalRules:
         is_asked = config.shared.retrieval is not None
         self.names = [n for n, run in config.all_runs.items() if is_asked and _embeds(run)]
         """Runs whose models search."""
+        self._blocks: dict[str, dict[str, str]] = {}
         self._searched = {_FOLDER.format(run=run): run for run in self.names}
 
     @property
@@ -108,14 +109,25 @@ class RetrievalRules:
         }
 
     def blocks(self, run: str) -> dict[str, str]:
-        """Datasets of the texts of a run by the name of their shard, with their prefixes."""
-        section = objective_section(self._config.runs[run].train)
-        corpora = {row.corpus for row in self._config.tables[run]}
-        return {
-            merge.name: f"{self._config.data_set.folder}/merged/{merge.name}"
-            for merge in self._config.plan.merged
-            if merge.corpus in corpora and merge.key in ("", section.text)
-        }
+        """Datasets of the texts of a run, each a shard, and the datasets of their titles or ''."""
+        if run not in self._blocks:
+            train, merged = self._config.runs[run].train, self._config.merged
+            objective, section = objective_data(train.objective), objective_section(train)
+            corpora = {row.corpus for row in self._config.tables[run]}
+            names = [name for name, merge in merged.items() if merge.corpus in corpora]
+            titles = {
+                name: next((each for each in candidates if each in merged), "")
+                for name, candidates in objective.companions(
+                    objective.sample_settings(train), names
+                ).items()
+            }
+            are_titles = {*titles.values()}
+            self._blocks[run] = {
+                name: titles.get(name, "")
+                for name in names
+                if merged[name].key in ("", section.text) and name not in are_titles
+            }
+        return self._blocks[run]
 
     @exit_on_user_error()
     def _shards(self, run: str) -> list[str]:
@@ -149,18 +161,19 @@ class RetrievalRules:
         """A file of questions."""
         return str(self.settings.questions[wildcards.questions])
 
+    @exit_on_user_error()
     def merged_files(self, wildcards: Any) -> list[str]:
-        """Batch files of the datasets of a shard of blocks, and of their titles."""
-        merged = self._config.merged[wildcards.shard]
+        """Batch files of the dataset of a shard of blocks, and of its titles."""
+        read = {wildcards.shard, self.blocks(wildcards.run).get(wildcards.shard)}
         return [
             self._config.data_set.batch_file("merge", batch)
             for batch, names in self._config.merge_batches.items()
-            if any(self._config.merged[name].corpus == merged.corpus for name in names)
+            if read & {*names}
         ]
 
     def prefix(self, wildcards: Any) -> str:
         """Dataset of a shard of blocks."""
-        return self.blocks(wildcards.run)[wildcards.shard]
+        return f"{self._config.data_set.folder}/merged/{wildcards.shard}"
 
     # ---- Model ----
 
