@@ -113,6 +113,24 @@ def test_mistakes_are_one_line_before_snakemake_starts(folder: Path) -> None:
     assert result.stderr.count("\n") == 1
 
 
+def test_a_second_start_says_that_a_run_works_in_the_folder(folder: Path) -> None:
+    os.mkfifo(folder / "begun")
+    (folder / "my.yaml").write_text("word: hello\nwrite: echo > begun; exec sleep 600\n")
+    command = [sys.executable, "-m", "tokamake", "run", "my.yaml", "text.txt"]
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.DEVNULL) as first:
+        (folder / "begun").read_text()  # returns when the job has begun
+        second, dry_run = start(folder, "text.txt"), start(folder, "text.txt", "-n")
+        first.send_signal(signal.SIGTERM)
+    assert (second.returncode, dry_run.returncode) == (1, 0)
+    _, line = second.stderr.splitlines()
+    assert line.startswith("this folder is locked: Snakemake runs, since ")
+    assert line.endswith("unlock the folder: tokamake run my.yaml text.txt -- --unlock")
+    assert dry_run.stderr.splitlines()[1::2] == [
+        line,
+        "1 job would run; nothing was changed",
+    ]
+
+
 @pytest.mark.parametrize(
     ("number", "status", "options"),
     [(signal.SIGINT, 130, []), (signal.SIGTERM, 143, ["--verbose"])],

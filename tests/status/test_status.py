@@ -4,6 +4,7 @@ import io
 import json
 import os
 import shutil
+import time
 from base64 import urlsafe_b64encode
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from tokamake.errors import UserError
 from tokamake.runtime.folder_lock import this_process
 from tokamake.status.jobs import DagJob, read_jobs, states, write_jobs
 from tokamake.status.status import status
+from tokamake.status.workflow_process import lock_text
 
 NOW = 1_700_000_000.0  # the time of all calls
 
@@ -99,8 +101,11 @@ def test_a_line_a_group_running_ones_first(
 ) -> None:
     train(folder, age=60)
     status(folder=folder)
+    since = time.strftime("%Y-%m-%d %H:%M", time.localtime(NOW - 9000))
+    runs = f"the workflow runs (process {os.getpid()} on {os.uname().nodename}, since {since})"
+    assert lock_text(folder, unlock="") == f"this folder is locked: {runs}; wait until it ends"
     assert capsys.readouterr().out.splitlines() == [
-        f"the workflow runs: process {os.getpid()} on {os.uname().nodename}",
+        runs,
         "running  run big  step 10 of 50 (20%), loss 4.0000, validation 7.0000, 108 tokens/s, "
         "1 h 00 min left",
         "running  data     tokenize 1 of 4 done",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from tokamake.errors import UserError
 from tokamake.run.stages import Event, Stage, Stages, StartedJob
 from tokamake.runtime.console import counted
+from tokamake.status.workflow_process import UNLOCK, lock_text
 from tokamake.units import duration, in_bytes
 
 if TYPE_CHECKING:
@@ -62,6 +63,7 @@ _SILENT_AFTER_STOP = (
     "RuleException:\nCalledProcessError",
 )
 """The same, if the workflow was asked to stop."""
+_LOCKED = "Error: Directory cannot be locked."
 _ESTIMATE = "estimate: "
 """Beginning of lines that a dry run prints at its end, below the table."""
 _ERROR = re.compile(r"^tokamake [\w-]+: (?!stopped; )|No space left on device")
@@ -82,19 +84,25 @@ class Display:
     Args:
         stream: where lines go; standard error by default.
         is_live: whether bars are drawn; only for one writer to a terminal.
+        unlock: command that removes Snakemake's lock.
     """
 
     def __init__(
-        self, stream: TextIO | None = None, *, is_live: bool = False, is_dry_run: bool = False
+        self,
+        stream: TextIO | None = None,
+        *,
+        is_live: bool = False,
+        is_dry_run: bool = False,
+        unlock: str = UNLOCK,
     ) -> None:
         self.stages = Stages()
         self.failures: list[str] = []
         """Names of jobs that have failed."""
-        self.has_nothing_to_do = False
         self.is_stopping = False
         """Whether the workflow was asked to stop: its jobs end, and have not failed."""
         self._stream = sys.stderr if stream is None else stream
         self._is_dry_run = is_dry_run
+        self._unlock = unlock
         self._planned: dict[str, list[StartedJob]] = {}
         """Jobs of a dry run by stage."""
         self._estimate: list[str] = []
@@ -226,8 +234,8 @@ class Display:
             self.line(f"    likely remedy: {remedy}")
 
     def _message(self, text: str) -> None:
-        if text.startswith("Nothing to be done"):
-            self.has_nothing_to_do = True
+        if _LOCKED in text:
+            text = lock_text(Path(), unlock=self._unlock)
         is_expected = self.is_stopping and text.startswith(_SILENT_AFTER_STOP)
         if not _is_silent(text) and not is_expected:
             self.line(text)

@@ -55,7 +55,9 @@ def run(
     print(shown(command), file=sys.stderr, flush=True)
     python = [sys.executable, "-m", "snakemake", *command[1:]]
     start = time.monotonic()
-    display = Display(is_live=sys.stderr.isatty() and not verbose, is_dry_run=dry_run)
+    display = Display(
+        is_live=sys.stderr.isatty() and not verbose, is_dry_run=dry_run, unlock=_unlock_command()
+    )
     try:
         if verbose:
             status = SnakemakeProcess(python, on_stop=display.stop).wait()
@@ -66,7 +68,7 @@ def run(
     again = shown(["tokamake", *sys.argv[1:]])
     if display.is_stopping and status != 0:
         lines = ["stopped"] if dry_run else [interrupted(display.stages.runs, again=again)]
-    elif status == 0 and not (verbose or dry_run or display.has_nothing_to_do):
+    elif status == 0 and display.stages.num_done and not dry_run:
         lines = summary(display.stages, config=config, seconds=time.monotonic() - start)
     elif display.failures:
         lines = [f"{', '.join(display.failures)} failed; fix the cause, then continue: {again}"]
@@ -74,6 +76,13 @@ def run(
         lines = []
     print(*lines, sep="\n", end="\n" if lines else "", file=sys.stderr)
     sys.exit(status)
+
+
+def _unlock_command() -> str:
+    from tokamake.run.command_line import DRY_RUN, shown
+
+    words = [each for each in sys.argv[1:] if each not in DRY_RUN]
+    return shown(["tokamake", *words, *([] if "--" in words else ["--"]), "--unlock"])
 
 
 def _show(command: list[str], display: "Display") -> int:

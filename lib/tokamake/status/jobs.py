@@ -7,6 +7,7 @@ results/RUN/jobs.json, and the jobs that make data and reports to the data folde
 import time
 from collections.abc import Collection, Iterable
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -102,6 +103,15 @@ def _read(path: Path) -> dict[str, Any]:
         return {**content, "jobs": [DagJob(**job) for job in content["jobs"]]}
     except (TypeError, KeyError):
         raise UserError(f"{path}: not a list of jobs; {remedy}") from None
+
+
+def written_at(folder: Path) -> float:
+    """Time of the newest list of jobs; 0: there is none."""
+    paths = (
+        folder.glob(f"{RUN.format(run='*')}/{FILE}"),
+        folder.glob(f"{DataSet('*').folder}/{FILE}"),
+    )
+    return max((_changed(path) or 0 for path in chain(*paths)), default=0)
 
 
 def data_set_of(folder: Path, run: str) -> DataSet:

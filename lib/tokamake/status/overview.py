@@ -1,7 +1,7 @@
 """One line a group of jobs: its state, how far it is, and why it does not continue."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -164,18 +164,3 @@ def tail(log: Path, lines: int = _LAST_LINES) -> list[str]:
     except OSError:
         return ["(no log)"]
     return [line for line in text.splitlines() if line.strip()][-lines:]
-
-
-def workflow_text(groups: Sequence[Group], marks: Marks) -> str:
-    """Whether the workflow runs, and where; after a kill, that its lock remains."""
-    from tokamake.runtime.folder_lock import writer
-
-    found = [known for group in groups for words in group.writers if (known := writer(words))]
-    if alive := next((each for each in found if each.lives), None):
-        return f"the workflow runs: process {alive.pid} on {alive.host}"
-    elsewhere = next((each for each in found if each.lives is None), None)
-    if marks.started is None:
-        return "the workflow does not run"
-    if elsewhere:
-        return f"the workflow runs on {elsewhere.host}, or was killed there"
-    return "the workflow was killed; first unlock the folder: the same command with --unlock"

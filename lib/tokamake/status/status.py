@@ -44,8 +44,8 @@ def status(
     """
     from tokamake.errors import UserError
     from tokamake.status.jobs import read_jobs
-    from tokamake.status.overview import overviews, workflow_text
-    from tokamake.status.snakemake_internals import read_marks
+    from tokamake.status.overview import overviews
+    from tokamake.status.workflow_process import workflow_text
 
     if not any((folder / name).is_dir() for name in ("results", "logs")):
         raise UserError(
@@ -59,7 +59,7 @@ def status(
             groups = {title: each for title, each in groups.items() if title == f"run {run}"}
         found = overviews(folder, groups, now=time.time())
         chosen = [each for each in found if state is None or each.state == state]
-        return chosen, workflow_text([*groups.values()], read_marks(folder))
+        return chosen, workflow_text(folder, groups.values())
 
     if run:
         _check_run(folder, run)
