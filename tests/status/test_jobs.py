@@ -73,3 +73,14 @@ def test_a_job_that_has_ended_meanwhile_does_not_run(tmp_path: Path) -> None:
     marks = Marks(1.0, {ended.outputs[0]: tmp_path / "gone"})
     (found,) = states(tmp_path, [ended], marks=marks)
     assert found.state == "waiting"
+
+
+def test_a_finished_run_that_continued_and_stopped_is_stopped(folder: Path) -> None:
+    """Its model was plotted before; the training of more steps has removed train.json."""
+    for path in (TRAIN.log, PLOT.log, f"{PLOT.outputs[0]}/loss.png"):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).touch()
+    (folder / TRAIN.log).write_text("stopped by SIGINT: saved at step 58, run the same command\n")
+    assert [each.state for each in states(folder, [TRAIN, PLOT])] == ["stopped", "done"]
+    (folder / TRAIN.outputs[0]).touch()
+    assert [each.state for each in states(folder, [TRAIN, PLOT])] == ["done", "done"]

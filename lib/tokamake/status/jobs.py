@@ -53,7 +53,7 @@ class JobState(NamedTuple):
     state: State
     """running: Snakemake lists the job and holds its lock, or a batch system may still run it: its
     log was written recently. On this host, the process of Snakemake or of the training lives.
-    done: its files exist, or all jobs that read them are done.
+    done: its files exist, or it has made temporary ones, and all jobs that read them are done.
     stopped: it was asked to stop and has ended, or it was killed together with Snakemake.
     failed: there is a log but no output, and the job is not running. A failure before the present
     start of Snakemake counts as waiting: Snakemake runs the job again."""
@@ -194,7 +194,9 @@ def states(
         if trainer and not (lives and is_current):
             is_alive = is_recent if trainer.lives is None else trainer.lives
         is_old = written is not None and start is not None and written < start
-        is_read = not read.isdisjoint(outputs) and unfinished.isdisjoint(outputs)
+        # Files of a training stay. Without them, it has begun again, and readers are of earlier.
+        is_temporary = job.rule not in TRAININGS and not is_marked
+        is_read = is_temporary and not read.isdisjoint(outputs) and unfinished.isdisjoint(outputs)
         if is_alive and (trainer or is_current):
             state: State = "running"
         elif is_read or all(_exists(folder / path) for path in outputs):
