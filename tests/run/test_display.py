@@ -79,8 +79,13 @@ def test_messages_of_snakemake_pass_unless_the_lines_say_more() -> None:
     for text in ("Building DAG of jobs...", "Complete log(s): a.log", "LockException: locked", ""):
         display.show({"kind": "message", "level": "INFO", "text": text})
     display.output("step 3/40 | loss 9.0")
+    decision = "train.train_steps 40 -> 60. train.on_change is continue: training continues"
+    display.output(f"tokamake: run mine: {decision}")
+    display.output(f"results/mine/training: {decision}")
     display.output("rank 1 on node2 is slow")
-    assert lines_of(stream) == ["LockException: locked", "rank 1 on node2 is slow"]
+    assert lines_of(stream) == [
+        *("LockException: locked", f"tokamake: run mine: {decision}", "rank 1 on node2 is slow")
+    ]
 
 
 def test_after_a_stop_a_real_failure_is_shown(tmp_path: Path) -> None:

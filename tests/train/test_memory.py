@@ -186,6 +186,7 @@ def test_the_startup_log_names_changed_settings(run: Run) -> None:
     assert "sequence_length 16" in lines[3]
     assert "optimizer.learning_rate 0.01" in lines[3]
     assert "zero_stage" not in lines[3]
+    assert re.search(r" and \d+ more$", lines[3])
     assert re.search(
         r"at most about \S+ kB a rank at one time \(.*\); the device has \S+ GB$", lines[4]
     )
@@ -199,6 +200,8 @@ def test_the_startup_log_names_changed_settings(run: Run) -> None:
         line for line in changed_settings(sgd_run.train, run.train) if line.startswith("optimizer")
     ]
     assert changed == ["optimizer.name sgd", "optimizer.momentum 0.8"]
+    keeps_two = laid_out(run, {"keep_last": 2}).train
+    assert [*changed_settings(run.train, keeps_two)] == ["keep_last empty"]
 
 
 def test_a_run_that_does_not_fit_gives_a_warning(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,8 @@ _SILENT_AFTER_STOP = (
 _LOCKED = "Error: Directory cannot be locked."
 _ESTIMATE = "estimate: "
 """Beginning of lines that a dry run prints at its end, below the table."""
+_DECISION = re.compile(r"^(?:tokamake: run |results/)(\S+?)(?:/training)?: .*train\.on_change is ")
+"""Line about a run with changed settings; the workflow writes one, and its training the same."""
 _ERROR = re.compile(r"^tokamake [\w-]+: (?!stopped; )|No space left on device")
 """Line of a log that a job writes which has failed, also if it was asked to stop meanwhile."""
 _REMEDIES = {
@@ -106,6 +108,8 @@ class Display:
         self._planned: dict[str, list[StartedJob]] = {}
         """Jobs of a dry run by stage."""
         self._estimate: list[str] = []
+        self._decided: set[str] = set()
+        """Runs whose changed settings were shown."""
         self._trainings: dict[str, TrainingProgress | None] = {}
         self._polled = 0.0
         self._printed: dict[str, tuple[int, float | None]] = {}
@@ -162,6 +166,10 @@ class Display:
         if self._is_dry_run and text.startswith(_ESTIMATE):
             self._estimate.append(text)
             return
+        if decision := _DECISION.match(text):
+            if decision[1] in self._decided:
+                return
+            self._decided.add(decision[1])
         if not text.startswith(("step ", "saved ", "Using profile")) and not _is_silent(text):
             self.line(text)
 

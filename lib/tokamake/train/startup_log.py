@@ -15,7 +15,7 @@ from tokamake.checkpoint import model_tensors
 from tokamake.config.fields import dotted
 from tokamake.config.resolved_run import Run
 from tokamake.config.training import TrainSettings
-from tokamake.runtime.console import counted
+from tokamake.runtime.console import counted, shortened
 from tokamake.runtime.device import device_memory
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.memory import estimate
@@ -36,7 +36,7 @@ def startup_log(
             ("model", _model(run)),
             ("start", f"{resumed}, where this run continues" if resumed else _start(run)),
             ("layout", _layout(run, ranks, device)),
-            ("changed", ", ".join(changed_settings(run.train, defaults)) or "no setting"),
+            ("changed", shortened([*changed_settings(run.train, defaults)]) or "no setting"),
             *(("setting", line) for line in _all_settings(run)),
             *_memory(run, ranks, device=device),
         )
@@ -118,6 +118,8 @@ def changed_settings(value: BaseModel, default: BaseModel, *, prefix: str = "") 
 
 
 def _format(value: Any) -> str:
+    if value is None:
+        return "empty"
     return "-".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
