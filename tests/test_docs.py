@@ -237,8 +237,8 @@ def hub(server: Server, sampled: Path) -> None:
     ],
 )
 def test_commands_of_a_how_to_plan_its_jobs(site: Path, how_to: str) -> None:
-    files = pages.script(TUTORIAL).partition("snakemake")[0]
-    pages.run(files, site)
+    files = pages.script(TUTORIAL).partition("tokamake run my.yaml")[0]
+    pages.run(re.sub(r"^(tokamake|cd) .*\n", "", files, flags=re.MULTILINE), site)
     output = pages.run(script_of(how_to), site)
     assert all(part in output for part in PLANNED[how_to])
 
@@ -260,6 +260,7 @@ def test_commands_of_the_tutorial_work(tutorial: Path) -> None:
     results = tutorial / "tokamake/results"
     assert (results / "mine/export/model.safetensors").exists()
     assert (results / "data/mine/report.html").exists()
+    assert (tutorial / "tokamake/my-model/results/my-model/train.json").exists()
 
 
 @pytest.mark.grid

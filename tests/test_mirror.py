@@ -20,6 +20,7 @@ TESTED_THROUGH = {
     ],
     "run/test_run.py": ["run/snakemake_process"],
     "status/test_status.py": ["status/overview"],
+    "project/test_new.py": ["project/corpora", "project/sizes", "project/texts"],
     # Parts of checkpoint formats: conversions read back what they write, in all layouts.
     "checkpoint/test_convert_grid.py": [
         "checkpoint/deepspeed/mds_pipeline/format",

@@ -183,6 +183,7 @@ STAGES = {
 
 TOOLS = {
     "Workflow": {
+        "new": Command("project", "my-model data/*.jsonl.zst --profile perlmutter"),
         "run": Command("run", "my.yaml train report --profile aurora train.train_steps=50"),
         "estimate": Command("workflow", "my.yaml --profile perlmutter train.train_steps=50"),
         "status": Command("status", "--json"),

@@ -74,7 +74,7 @@ class GenerateSettings(Settings):
     """Dtype of weights and computation: fp32, bf16 or fp16."""
 
 
-_RESERVED_RUNS = (
+RESERVED_RUNS = (
     *("raw", "data", "tokenizer", "extended_tokenizer", "import", "compare", "benchmarks"),
     *("report.html", "config.json"),
 )
@@ -173,7 +173,7 @@ class Config(Settings):
         for name in self.sample_corpus:
             if name not in ("code", "docs"):
                 raise ValueError(f"sample_corpus has no corpus {name!r}; choose code or docs")
-        if self.run in _RESERVED_RUNS:
+        if self.run in RESERVED_RUNS:
             raise ValueError(f"run: {self.run!r}: results/{self.run} is reserved; rename the run")
         if self.data_set in RESERVED_NAMES or self.data_set.endswith(".txt"):
             raise ValueError(

@@ -123,13 +123,22 @@ def snakefile_option() -> list[str]:
     """Snakemake's option --snakefile, where this folder has no workflow of its own."""
     if any(Path(name).is_file() for name in _SNAKEFILES):
         return []
-    path = _REPOSITORY / _SNAKEFILES[0]
-    if not path.is_file():
-        raise UserError(
-            f"{Path.cwd()}: has no workflow/Snakefile; run it in a clone of tokamake, or write a "
-            "Snakefile that uses tokamake as a module (docs/howto/module.md)"
-        )
-    return ["--snakefile", str(path)]
+    return ["--snakefile", str(find_repository() / _SNAKEFILES[0])]
+
+
+def find_repository() -> Path:
+    """The clone of tokamake: the one that is installed in place, or this folder.
+
+    Raises:
+        UserError: neither has the workflow.
+    """
+    for folder in (_REPOSITORY, Path.cwd()):
+        if (folder / _SNAKEFILES[0]).is_file():
+            return folder
+    raise UserError(
+        f"{Path.cwd()}: has no workflow/Snakefile; run it in a clone of tokamake, or write a "
+        "Snakefile that uses tokamake as a module (docs/howto/module.md)"
+    )
 
 
 def snakemake_command(

@@ -19,7 +19,7 @@ from tokamake.data.urls.url_list import is_url_list
 from tokamake.errors import UserError, choice
 from tokamake.remote.addresses import is_remote
 
-_LIKE_NUMBER = re.compile(r"-\d{4,}(-of-\d{4,})?_")
+LIKE_NUMBER = re.compile(r"-\d{4,}(-of-\d{4,})?_")
 """Pattern that names of corpora must not contain; see `paths.corpus_of`."""
 INDEXED = "indexed"
 """Format of corpora that are tokenized already."""
@@ -139,7 +139,7 @@ class Corpus(Settings):
 
     @model_validator(mode="after")
     def _check_name(self) -> "Corpus":
-        if _LIKE_NUMBER.search(self.corpus):
+        if LIKE_NUMBER.search(self.corpus):
             raise ValueError(
                 f"corpus: {self.corpus!r}: a number of four digits before an underscore would "
                 "be taken for the number of a merged dataset; rename it"

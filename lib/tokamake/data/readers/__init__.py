@@ -6,8 +6,9 @@ version of it, byte ranges of other jobs would leave documents out or repeat the
 The format is detected from the file's content. A reader module defines `UNIT`, `HAS_MAGIC` (whether
 content alone identifies the format), `HAS_BYTE_RANGES` (whether uncompressed files support byte
 ranges), `accepts(head, path)` and `read(input, keys)`; and `READS_COLUMNS` if records have no other
-fields than `keys`; `IS_NAMED_ONLY` if the format is never detected; `IS_ONE_DOCUMENT` if a file is
-one document; `READS_ALL_ENCODINGS` if files need not be UTF-8; `SETTINGS` (`_format_settings`);
+fields than `keys`, and `columns(input)`, their names and whether they can be texts; `IS_NAMED_ONLY`
+if the format is never detected; `IS_ONE_DOCUMENT` if a file is one document;
+`READS_ALL_ENCODINGS` if files need not be UTF-8; `SETTINGS` (`_format_settings`);
 and for byte ranges of compressed files, `DIVISIBLE` and `is_divisible(path, compression)`.
 """
 
@@ -31,6 +32,7 @@ __all__ = [
     "Input",
     "RecordBlock",
     "Utf8",
+    "all_keys",
     "expand",
     "file_stamp",
     "has_byte_ranges",
@@ -49,6 +51,7 @@ __all__ = [
 ]
 ByteRange = tuple[int, int | None]
 """First byte and one past the last byte of an uncompressed file; None is the end of the file."""
+_JSON = ("json", "json_seq", "jsonl")
 DECLARED = "declared"
 """Stamp of a file that did not exist when it was planned."""
 
@@ -90,6 +93,18 @@ def has_byte_ranges(path: Path, format: str = "") -> bool:
     if packing:
         return packing in _divisible(kind) and readers()[kind].is_divisible(path, packing)
     return bool(readers()[kind].HAS_BYTE_RANGES)
+
+
+def all_keys(raw: Input) -> dict[str, bool]:
+    """Keys of the records of a file, and whether their values can be texts.
+
+    None for JSON: its records have all their fields, also when a reader is asked for no key.
+    """
+    reader = readers()[raw.format]
+    if getattr(reader, "READS_COLUMNS", False):
+        columns: dict[str, bool] = reader.columns(raw)
+        return columns
+    return {} if raw.format in _JSON else {"text": True}
 
 
 def _divisible(format: str) -> tuple[str, ...]:

@@ -48,6 +48,23 @@ def check_columns(
             )
 
 
+def schema_columns(schema: Any, prefix: str = "") -> dict[str, bool]:
+    """Names of columns, and whether they hold texts; `meta.text` is the field `text` of `meta`."""
+    import pyarrow as arrow
+
+    columns: dict[str, bool] = {}
+    for field in schema:
+        kind = field.type
+        if arrow.types.is_dictionary(kind):
+            kind = kind.value_type
+        if arrow.types.is_struct(kind):
+            columns |= schema_columns(kind, f"{prefix}{field.name}.")
+        else:
+            is_text = arrow.types.is_string(kind) or arrow.types.is_large_string(kind)
+            columns[f"{prefix}{field.name}"] = is_text
+    return columns
+
+
 def _is_nested(schema: Any, key: str) -> bool:
     """Whether `meta.text` names the field `text` of a column `meta`."""
     import pyarrow as arrow

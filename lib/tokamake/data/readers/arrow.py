@@ -7,7 +7,13 @@ from typing import Any
 
 from tokamake.data.readers._input import Input
 from tokamake.data.readers._records import RecordBlock
-from tokamake.data.readers._table import blocks, check_columns, damaged, table_errors
+from tokamake.data.readers._table import (
+    blocks,
+    check_columns,
+    damaged,
+    schema_columns,
+    table_errors,
+)
 from tokamake.runtime.cores import prefetched
 
 UNIT = "row"
@@ -28,6 +34,14 @@ def accepts(head: bytes, path: Path) -> bool:
     return head.startswith(_FILE_MAGIC) or is_stream
 
 
+def columns(raw: Input) -> dict[str, bool]:
+    """Names of the columns, and whether they hold texts."""
+    import pyarrow as arrow
+
+    with table_errors(raw), arrow.OSFile(str(raw.path)) as source:
+        return schema_columns(_schema(raw, source))
+
+
 def read(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     """Yield the rows of all record batches as blocks."""
     first_row = 0
@@ -38,6 +52,13 @@ def read(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
         raw.count()
 
 
+def _schema(raw: Input, source: Any) -> Any:
+    from pyarrow import ipc
+
+    is_file = raw.head.startswith(_FILE_MAGIC)
+    return (ipc.open_file if is_file else ipc.open_stream)(source).schema
+
+
 def _batches(raw: Input, keys: tuple[str, ...]) -> Iterator[Any]:
     import pyarrow as arrow
     from pyarrow import ipc
@@ -45,7 +66,7 @@ def _batches(raw: Input, keys: tuple[str, ...]) -> Iterator[Any]:
     is_file = raw.head.startswith(_FILE_MAGIC)
     with arrow.OSFile(str(raw.path)) as source:
         # Columns are selected by index, so the schema comes first. Then read from the beginning.
-        schema = (ipc.open_file if is_file else ipc.open_stream)(source).schema
+        schema = _schema(raw, source)
         check_columns(raw, schema.names, keys=keys, schema=schema)
         options = ipc.IpcReadOptions(
             included_fields=[

@@ -37,6 +37,17 @@ def accepts(head: bytes, path: Path) -> bool:
     return content_suffix(path) in NAMES
 
 
+def columns(raw: Input) -> dict[str, bool]:
+    """Names in the header, all of texts; the separator is the one that gives the most."""
+    first = list(itertools.islice(_lines(raw), 1))
+    header: list[str] = []
+    for separator in (NAMES.get(content_suffix(raw.path), ","), *_SEPARATORS):
+        with suppress(csv.Error):
+            names = next(csv.reader(first, delimiter=separator, strict=True), [])
+            header = max(header, names, key=len)
+    return dict.fromkeys(header, True)
+
+
 def read(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
     """Yield the rows after the header as blocks."""
     csv.field_size_limit(_MAX_CHARACTERS)

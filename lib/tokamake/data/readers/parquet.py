@@ -6,7 +6,14 @@ from typing import Any
 
 from tokamake.data.readers._input import Input
 from tokamake.data.readers._records import RecordBlock
-from tokamake.data.readers._table import BLOCK_BYTES, blocks, check_columns, damaged, table_errors
+from tokamake.data.readers._table import (
+    BLOCK_BYTES,
+    blocks,
+    check_columns,
+    damaged,
+    schema_columns,
+    table_errors,
+)
 from tokamake.runtime.cores import prefetched
 
 UNIT = "row"
@@ -19,6 +26,14 @@ _MAX_BATCH_ROWS = 1 << 14
 
 def accepts(head: bytes, path: Path) -> bool:
     return head.startswith(b"PAR1")
+
+
+def columns(raw: Input) -> dict[str, bool]:
+    """Names of the columns, and whether they hold texts."""
+    import pyarrow.parquet as parquet
+
+    with table_errors(raw):
+        return schema_columns(parquet.read_schema(raw.path))
 
 
 def read(raw: Input, keys: tuple[str, ...]) -> Iterator[RecordBlock]:
