@@ -136,6 +136,11 @@ def test_a_small_sample_is_one_line(
         ),
         pytest.param({"factory": "IVF64,PQ4"}, "OK", marks=pytest.mark.grid),
         ({"factory": "IVF64,PQ4", "train_vectors": 255}, r"256 centroids.*255 of.*raise --train-v"),
+        ({"factory": "OPQ4,Flat", "train_vectors": 255}, r"256 centroids.*255 of.*raise --train-v"),
+        (
+            {"factory": "RQ2x12"},
+            r"FAISS cannot build RQ2x12 for 2,000 vectors \(Number of training ",
+        ),
         ({"train_vectors": -1}, "--train-vectors: -1 is negative"),
         ({"output": Path("i.faiss")}, "i.faiss: does not end with .json"),
     ],

@@ -14,6 +14,7 @@ from tests.support.workflow_configs import read_config, train, wildcards
 from tests.support.workflows import ARCHITECTURE, CONFIG, jobs, make_workspace, snakemake_alone
 from tokamake.errors import UserError
 from tokamake.preflight.planned import WorkflowConfig
+from tokamake.retrieval.chunk_tables import write_table
 from tokamake.workflow.retro import RULES, RetroRules
 
 SECTION = {"embedder": "bert", "chunk_length": 16, "num_found": 30, "num_kept": 4}
@@ -101,6 +102,17 @@ def test_a_missing_embedder_is_refused(
         RetroRules(read(embedder=embedder)).check()
 
 
+def test_a_tokenizer_that_does_not_fit_the_embedder_is_refused(
+    embedder: Path, retro_data: RetroData
+) -> None:
+    for path, message in (
+        ("nowhere", r"tokenizer nowhere: no such file or folder"),
+        (retro_data.tokenizer, r"no WordPiece tokenizer"),
+    ):
+        with pytest.raises(UserError, match=rf"train.retro.embedder_tokenizer: .*{message}"):
+            RetroRules(read(embedder_tokenizer=str(path))).check()
+
+
 @pytest.mark.parametrize(
     ("retro", "message"),
     [
@@ -124,6 +136,10 @@ def test_settings_that_do_not_fit_are_refused(
         ({"factory": "Flatt"}, r"my.yaml: train.retro.factory: 'Flatt': not an index of FAISS"),
         ({"factory": "PQ5"}, r"train.retro.factory: 'PQ5': .* for vectors of dimension 32"),
         ({"nprobe": 4}, r"train.retro.nprobe: an index Flat has no nprobe; leave"),
+        (
+            {"factory": "IVF8,Flat", "train_vectors": 7},
+            r"train.retro.train_vectors: 7: fewer than the 8 centroids of IVF8,Flat; raise it",
+        ),
         ({"factory": "IVF8,Flat", "nprobe": 4}, ""),
     ],
 )
@@ -136,6 +152,24 @@ def test_an_index_that_faiss_does_not_know_is_refused(
         return
     with pytest.raises(UserError, match=message):
         rules.check_index("smoke")
+
+
+@pytest.mark.extra("retrieval", "faiss")
+def test_too_few_chunks_on_disk_are_reported(
+    embedder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rules = RetroRules(read(num_found=30))
+    tables = [Path(path) for path in rules.tables(wildcards(run="smoke"))]
+    tables[0].parent.mkdir(parents=True)
+    for number, path in enumerate(tables):
+        assert not capsys.readouterr().err
+        facts = {"dataset": {}, "chunk_length": 16, "eod": 0, "request": ""}
+        write_table(path, np.array([0, 3 + number]), facts=facts)
+        rules.check_index("smoke")
+    assert capsys.readouterr().err == (
+        "tokamake: run smoke: train.retro.num_found: 30: needs 30 chunks, 18 exist so far; change "
+        "it, or add documents\n"
+    )
 
 
 @pytest.fixture

@@ -4,21 +4,33 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from tokamake.checkpoint.detect import open_any
-from tokamake.errors import UserError
+from tokamake.checkpoint.load_model import tokenizer_of
+from tokamake.data.samples.sentence_masking import special_tokens
+from tokamake.errors import UserError, naming
 
 FAMILIES = ("bert", "biencoder")
 """Families that embed chunks."""
 
 
-def check_embedder(path: Path | None) -> None:
-    """Refuse a path that is no BERT and no biencoder."""
-    if path is None:
-        raise UserError("empty; name a BERT or a biencoder, in any format")
-    if (family := open_any(path).architecture.family) not in FAMILIES:
-        raise UserError(
-            f"{path}: a model of family {family}; name a BERT, or a biencoder, which objective ict "
-            "trains"
-        )
+def check_embedder(path: Path | None, tokenizer: Path | None, *, where: str) -> None:
+    """Refuse a path that is no BERT and no biencoder, and a tokenizer that does not fit it.
+
+    Args:
+        tokenizer: of the model; None: the one beside its weights.
+        where: section of both settings, for messages.
+    """
+    with naming(f"{where}.embedder"):
+        if path is None:
+            raise UserError("empty; name a BERT or a biencoder, in any format")
+        checkpoint = open_any(path)
+        if (family := checkpoint.architecture.family) not in FAMILIES:
+            raise UserError(
+                f"{path}: a model of family {family}; name a BERT, or a biencoder, which objective "
+                "ict trains"
+            )
+    with naming(f"{where}.embedder_tokenizer"):
+        opened = tokenizer_of(checkpoint, tokenizer)
+        special_tokens(opened, ("cls", "sep"), path=tokenizer or path)
 
 
 def check_faiss() -> None:

@@ -85,3 +85,8 @@ def open_table(manifest: Path, *, dataset: dict[str, Any], name: str) -> ChunkTa
     shape = (facts["num_documents"] + 1,)
     path = data_path(manifest, FIRST_CHUNKS)
     return ChunkTable(manifest, facts, open_numbers(path, shape=shape, remedy=_REMEDY))
+
+
+def num_chunks_of(manifest: Path) -> int:
+    """Chunks of a table, by its manifest alone."""
+    return int(read_product(manifest, _KIND, remedy=_REMEDY)["num_chunks"])

@@ -40,7 +40,8 @@ def num_centroids(factory: str) -> int:
     """Centroids of the largest k-means that an index string needs; 0 without training."""
     lists = [int(number) for number in re.findall(r"\bIVF(\d+)", factory)]
     # PQ16 has codes of 8 bits, PQ16x4 of 4 bits.
-    codes = [2 ** int(bits or 8) for bits in re.findall(r"\bPQ\d+(?:x(\d+))?", factory)]
+    # The rotation of OPQ is learned with codes of 8 bits, whatever the index has.
+    codes = [2 ** int(bits or 8) for bits in re.findall(r"\bO?PQ\d+(?:x(\d+))?", factory)]
     return max([*lists, *codes], default=0)
 
 
@@ -133,14 +134,29 @@ def fill(index: Any, store: Stored, *, facts: dict[str, Any], workers: int) -> N
         workers: threads that add vectors; 0: all cores.
     """
     size, total = facts["train_vectors"], store.num_vectors
-    if not index.is_trained:
-        draw = np.random.default_rng(facts["seed"])
-        train(index, store.take(np.sort(draw.choice(total, size, replace=False, shuffle=False))))
-    with num_threads(adding_threads(facts["factory"], workers)):
-        start = 0
-        for vectors in store.blocks(max(1, _BLOCK_VALUES // store.dimension)):
-            index.add_with_ids(vectors, store.ids[start : start + len(vectors)])
-            start += len(vectors)
+    with _refusing(facts["factory"], num_vectors=total):
+        if not index.is_trained:
+            draw = np.random.default_rng(facts["seed"])
+            train(
+                index, store.take(np.sort(draw.choice(total, size, replace=False, shuffle=False)))
+            )
+        with num_threads(adding_threads(facts["factory"], workers)):
+            start = 0
+            for vectors in store.blocks(max(1, _BLOCK_VALUES // store.dimension)):
+                index.add_with_ids(vectors, store.ids[start : start + len(vectors)])
+                start += len(vectors)
+
+
+@contextmanager
+def _refusing(factory: str, *, num_vectors: int) -> Iterator[None]:
+    """Turn what FAISS says of too few vectors into one line; each index has bounds of its own."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise UserError(
+            f"--factory: FAISS cannot build {factory} for {num_vectors:,} vectors "
+            f"({_reason(error)}); choose another index, such as {EXAMPLES}"
+        ) from None
 
 
 @contextmanager

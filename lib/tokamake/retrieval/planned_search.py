@@ -59,11 +59,18 @@ def check_index(index: FaissSettings, *, dimension: int | None) -> None:
 
 
 def check_factory(index: FaissSettings, *, dimension: int, section: str) -> None:
-    """Refuse a string that FAISS does not know, and parameters that its index does not have.
+    """Refuse a string that FAISS does not know, a sample that is too small, and parameters that the
+    index does not have.
 
     Args:
         section: name of the section that has the settings, for messages.
     """
+    centroids = faiss_index.num_centroids(index.factory)
+    if 0 < index.train_vectors < centroids:
+        raise UserError(
+            f"{section}.train_vectors: {index.train_vectors:,}: fewer than the {centroids:,} "
+            f"centroids of {index.factory}; raise it, or set it to 0"
+        )
     with _naming_settings(section):
         empty = faiss_index.empty_index(index.factory, dimension=dimension, seed=index.seed)
     given = {"nprobe": ("nprobe", index.nprobe), "ef_search": ("efSearch", index.ef_search)}

@@ -4,7 +4,9 @@ Wildcards: `run`; `split`; `dataset`, a merged dataset; `chunk_length`; `embedde
 model that embeds chunks. Runs with the same chunks and the same embedder share vectors.
 """
 
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tokamake import files
@@ -18,6 +20,8 @@ from tokamake.models.biencoder.hf import vector_width
 from tokamake.preflight.data import held_out_splits
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.preflight.retro import check_embedder, check_faiss
+from tokamake.retrieval.chunk_tables import num_chunks_of
+from tokamake.retrieval.faiss_index import num_centroids
 from tokamake.retrieval.planned_search import check_factory
 from tokamake.workflow.exit import exit_on_user_error
 from tokamake.workflow.options import options
@@ -39,6 +43,7 @@ class RetroRules:
             for name, run in config.runs.items()
             if run.train.objective == OBJECTIVE
         }
+        self._reported = set[str]()
         self._embedders = {_embedder_name(each): each for each in self._sections.values()}
         self._batches = {
             name: batch for batch, names in config.merge_batches.items() for name in names
@@ -48,8 +53,7 @@ class RetroRules:
         """Refuse models that embed no chunks, before any job runs."""
         for name, section in self._sections.items():
             where = f"{self._config.named_runs[name].where}: train.retro"
-            with naming(f"{where}.embedder"):
-                check_embedder(section.embedder)
+            check_embedder(section.embedder, section.embedder_tokenizer, where=where)
             paths = (section.embedder, section.embedder_tokenizer)
             check_braces([path for path in paths if path], where)
 
@@ -64,6 +68,23 @@ class RetroRules:
         with naming(where):
             check_faiss()
             check_factory(FaissSettings(**given), dimension=width, section="train.retro")
+        self._report_few_chunks(run)
+
+    def _report_few_chunks(self, run: str) -> None:
+        """Say that the chunks on disk are too few. This refuses nothing: documents may be added."""
+        tables = [Path(path) for path in self.tables(SimpleNamespace(run=run))]
+        if run in self._reported or not all(path.is_file() for path in tables):
+            return
+        self._reported.add(run)
+        section, number = self._sections[run], sum(map(num_chunks_of, tables))
+        needs = {"num_found": section.num_found, "factory": num_centroids(section.factory)}
+        for name, needed in needs.items():
+            if needed > number:
+                print(
+                    f"tokamake: run {run}: train.retro.{name}: {getattr(section, name)}: needs "
+                    f"{needed:,} chunks, {number:,} exist so far; change it, or add documents",
+                    file=sys.stderr,
+                )
 
     @property
     def names(self) -> list[str]:
