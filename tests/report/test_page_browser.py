@@ -1,23 +1,14 @@
 """The page in a real Chromium: figures are drawn, quickly, without errors, and react to keys."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.chromium import By, Keys, WebDriverWait, chromium, webdriver
 from tests.support.finished_run import make_results
 from tokamake.report.report import report
-
-selenium = pytest.importorskip("selenium", reason="no selenium; pip install selenium")
-if not (shutil.which("chromium") and shutil.which("chromedriver")):
-    pytest.skip("no Chromium; apt-get install chromium-driver", allow_module_level=True)
-
-from selenium import webdriver  # noqa: E402
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.common.keys import Keys  # noqa: E402
-from selenium.webdriver.support.ui import WebDriverWait  # noqa: E402
 
 RUNS = 20
 DRAWN = "return document.documentElement.dataset.drawn"
@@ -30,18 +21,7 @@ OVERFLOWS = "return document.documentElement.scrollWidth > innerWidth"
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[webdriver.Chrome]:
-    """A headless Chromium that reaches no host."""
-    options = webdriver.ChromeOptions()
-    options.binary_location = shutil.which("chromium") or ""
-    folder = tmp_path_factory.mktemp("browser")
-    for argument in (
-        *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
-        *(f"--user-data-dir={folder}", "--host-resolver-rules=MAP * ~NOTFOUND"),
-    ):
-        options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    service = webdriver.ChromeService(shutil.which("chromedriver"))
-    with webdriver.Chrome(options, service) as driver:
+    with chromium(tmp_path_factory.mktemp("browser")) as driver:
         yield driver
 
 

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -12,35 +11,12 @@ import yaml
 
 from tests.support.finished_run import make_results, metric, scores
 from tests.support.html_page import Page
-from tokamake.data.indexed.manifest_counts import filter_name
+from tests.support.report_pages import after, edit, shown
 from tokamake.errors import UserError
 from tokamake.report.describe_run import best_checkpoint
 from tokamake.report.page.contents import PageContents
 from tokamake.report.report import report
 from tokamake.status.jobs import DagJob, write_jobs
-
-
-@pytest.fixture
-def results(tmp_path: Path) -> Path:
-    """A results folder with one finished run."""
-    return make_results(tmp_path / "results")
-
-
-def shown(*folders: Path, **options: Any) -> Page:
-    report(*folders, **options)
-    page = Page((folders[0] if len(folders) == 1 else folders[0].parent) / "report.html")
-    assert not any("cannot be shown" in text for text in page.texts)
-    return page
-
-
-def after(texts: list[str], title: str, number: int) -> list[str]:
-    """Texts that follow a title."""
-    start = texts.index(title) + 1
-    return texts[start : start + number]
-
-
-def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def test_the_page_opens_with_the_run_and_its_numbers(
@@ -62,87 +38,6 @@ def test_the_page_opens_with_the_run_and_its_numbers(
         "3.1234 nats per token at the last logged step, 6.9000 at the first"
     ]
     assert after(overview, "serve the best", 1) == ["tokamake serve training/global_step50"]
-
-
-def test_tables_of_corpora_and_mixtures_have_the_numbers(results: Path) -> None:
-    page = shown(results)
-    corpora = page.sections["corpora"]
-    assert after(corpora, "median length", 27) == [
-        *("code", "2", "20", "6,000", "24.0 kB", "4.00", "0.2500", "300", "128–255"),
-        *("a&b", "1", "10", "2,000", "8.0 kB", "4.00", "0.2500", "200", "64–127"),
-        *("all", "3", "30", "8,000", "32.0 kB", "4.00", "0.2500", "267", "64–127"),
-    ]
-    assert after(corpora, "From raw records to documents", 36)[9:] == [
-        *("code", "2,033", "7", "1,940", "60", "4", "0", "2", "20"),
-        *("a&b", "1,013", "0", "1,000", "0", "2", "0", "1", "10"),
-        *("all", "3,046", "7", "2,940", "60", "6", "0", "3", "30"),
-    ]
-    assert after(corpora, "kind", 7)[1:] == [
-        *("code", "responses with HTTP status 404 (Not Found)", "4", "code", "redirects", "3")
-    ]
-    # Of 12,800 tokens drawn, code gives a quarter, from 0.8 of its 6,000 tokens.
-    mixture = page.sections["mixture"]
-    assert after(mixture, "epochs", 12) == [
-        *("code", "4,800", "75.0%", "–", "25.0%", "0.67"),
-        *("a&b", "1,600", "25.0%", "–", "75.0%", "6.00"),
-    ]
-    assert "a&b: more than 4 epochs. Repeated text teaches less than new text." in mixture
-
-
-def test_filters_have_counts_and_folded_samples(results: Path) -> None:
-    sample = {"hash": "01", "place": "a.jsonl:7"}
-    samples = [
-        {**sample, "verdict": "kept", "text": "all"},
-        {**sample, "verdict": "changed", "text": "one <two> three", "after": "one three"},
-        {**sample, "verdict": "dropped", "reason": "too few", "value": 2, "text": "x & y"},
-    ]
-    dropped = {"too few words": {"documents": 4, "characters": 1200, "value": 10}}
-    counts = {"documents": 40, "changed": {}, "dropped": dropped, "metrics": {}}
-    metadata = json.loads((results / "data/metadata.json").read_text())
-    metadata[0]["filters"] = [
-        {"filter": "length", "options": {"min_words": 3}, **counts, "samples": samples}
-    ]
-    (results / "data/metadata.json").write_text(json.dumps(metadata))
-    page = shown(results)
-    texts = page.sections["corpora"]
-    name = "length (min_words: 3)"
-    assert after(texts, "failed on", 7)[1:] == ["code", name, "40", "4", "0", "36"]
-    assert after(texts, "mean", 7) == [
-        "code",
-        name,
-        "too few words",
-        "4",
-        "10.00%",
-        "-1,200",
-        "2.5",
-    ]
-    assert after(texts, "Samples of filters", 9) == [
-        *("code", name, "x & y", "dropped: too few, 2 · a.jsonl:7"),
-        *("one ", "<two> ", "three", "changed · a.jsonl:7", "all"),
-    ]
-    assert "one <del>&lt;two&gt; </del>three" in (results / "report.html").read_text()
-
-
-def test_long_options_of_filters_are_cut() -> None:
-    sets = {f"set{n}": {"path": [f"data/{n}.jsonl"], "fields": ["q"]} for n in range(3)}
-    entry = {"filter": "decontaminate", "options": {"files": sets}}
-    assert filter_name(entry) == "decontaminate (files: [set0, set1, set2])"
-    long = {"filter": "regex", "options": {"drop": "x" * 100}}
-    assert filter_name(long) == f'regex (drop: "{"x" * 53}…)'
-
-
-def test_quarantined_documents_have_examples(results: Path) -> None:
-    shard = results / "data/shards/code"
-    shard.mkdir(parents=True)
-    entry = {"file": "raw/a.jsonl", "line": 3, "reason": "not JSON", "raw": "<script>{"}
-    (shard / "00000.quarantine.jsonl").write_text(json.dumps(entry) + "\n" + "{broken\n5\n" * 3)
-    texts = shown(results).sections["corpora"]
-    assert after(texts, "Examples of quarantined documents", 6) == [
-        *("<script>{", "file raw/a.jsonl, line 3, reason not JSON"),
-        *("{broken\n", "00000.quarantine.jsonl"),
-        *("5\n", "00000.quarantine.jsonl"),
-    ]
-    assert sum("quarantine.jsonl" in text for text in texts) == 4  # five examples are shown
 
 
 def test_small_test_sets_are_warned_about_and_scores_stand_over_checkpoints(results: Path) -> None:
@@ -374,27 +269,6 @@ def test_commands_and_versions_are_listed(results: Path) -> None:
     assert "tokamake train & wait" in after(texts, "train: 1 files", 1)[0]
 
 
-def test_spikes_and_phases_are_events(results: Path) -> None:
-    event = {"step": 20, "case": "spike", "reason": "loss 9 is high", "action": "skip"}
-    (results / "trial/training/events.jsonl").write_text(json.dumps(event) + "\n")
-    run = yaml.safe_load((results / "trial/run.yaml").read_text())
-    run["train"]["finetune"] = False
-    changed = {**run, "parent": "first", "step": 10}
-    (results / "trial/run.yaml").write_text(yaml.safe_dump(changed))
-    texts = shown(results).sections["curves"]
-    assert after(texts, "time", 6) == [
-        *("trial", "10", "continues run first", "trial", "20", "spike: loss 9 is high (skip)")
-    ]
-
-
-def test_encoders_have_accuracies(results: Path) -> None:
-    shares = {"validation_token_accuracy": 0.25, "validation_accuracy_at_5": 0.5}
-    with (results / "trial/training/metrics.jsonl").open("a") as metrics:
-        metrics.write(json.dumps({"step": 50, **shares}) + "\n")
-    texts = shown(results).sections["curves"]
-    assert after(texts, "Accuracy in validation", 2) == ["tokens", "in the top 5"]
-
-
 @pytest.mark.parametrize(
     ("losses", "kept", "best"),
     [
@@ -414,13 +288,6 @@ def test_the_best_checkpoint_has_the_lowest_loss(
     history = pd.DataFrame({"step": losses.keys(), "validation_loss": losses.values()})
     chosen = best_checkpoint(history, tmp_path / "global_step6")
     assert chosen == tmp_path / f"global_step{best}"
-
-
-def test_many_runs_share_a_legend(tmp_path: Path) -> None:
-    results = make_results(tmp_path / "results", [f"run{number}" for number in range(7)])
-    texts = shown(results).sections["curves"]
-    assert after(texts, "Hide or show a run in all figures of this section:", 1) == ["run0"]
-    assert texts.count("run0") == len([text for text in texts if text == "Numbers"]) + 1
 
 
 def test_the_same_files_give_the_same_page(results: Path) -> None:
