@@ -114,6 +114,7 @@ TESTED_THROUGH = {
     "generate/test_generate.py": ["generate/continuations"],
     "inference/test_model.py": ["inference/layout"],
     "checkpoint/test_init_model.py": ["checkpoint/random_source"],
+    "train/hooks/test_trackers.py": ["train/trackers/mlflow"],
     "report/test_try_filters.py": ["report/filter_samples", "report/filter_trial"],
     "results/test_results.py": [
         *("results/corpora", "results/finished_runs", "results/metrics_file", "results/scores"),

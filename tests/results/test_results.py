@@ -78,6 +78,21 @@ def test_metrics_have_a_row_for_each_step(folder: Path) -> None:
     assert measured["loss"].tolist() == [3 + 4 / 25, 3 + 4 / 50]
 
 
+def test_samples_have_a_row_for_each_text(folder: Path) -> None:
+    assert results.samples(folder).empty
+    line = {"step": 10, "corpus": "code", "prompt": "def", "text": " f"}
+    path = folder / "a/training/samples.jsonl"
+    path.write_text(json.dumps(line) + "\n" + json.dumps({**line, "step": 20}) + '\n{"step": 30, ')
+    texts = results.samples(folder)
+    assert texts.to_numpy().tolist() == [
+        ["a", 10, "code", "def", " f"],
+        ["a", 20, "code", "def", " f"],
+    ]
+    path.write_text(json.dumps({**line, "text": 7}) + "\n")
+    with pytest.raises(UserError, match="text is 7, not a text"):
+        results.samples(folder)
+
+
 def test_evaluations_have_a_row_for_each_score(folder: Path) -> None:
     scores = results.evaluations(folder)
     losses = scores[(scores["metric"] == "loss") & (scores["subset"] == "overall")]

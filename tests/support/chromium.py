@@ -12,6 +12,11 @@ if not (shutil.which("chromium") and shutil.which("chromedriver")):
     pytest.skip("no Chromium; apt-get install chromium-driver", allow_module_level=True)
 
 from selenium import webdriver
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.support.ui import WebDriverWait
+
+__all__ = ["By", "Keys", "WebDriverWait", "chromium", "webdriver"]
 
 
 @contextmanager

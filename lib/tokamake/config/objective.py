@@ -53,6 +53,7 @@ class ObjectiveData:
             encoder or encoder_decoder. Empty: `train.objective` cannot name it.
         has_sentences: whether the sequences of its datasets are sentences, not documents.
         generates: whether its models predict the next token: evaluate and generate take them.
+        continues_prompts: whether a model can do so from a prompt alone, while it trains.
         embeds: whether its models give texts vectors: the section `retrieval` searches with them.
         masks: whether it masks words, by the settings of `train.masking`.
         has_padding: whether samples may be shorter than `train.sequence_length`.
@@ -64,6 +65,7 @@ class ObjectiveData:
     has_sentences = False
     masks = False
     generates = False
+    continues_prompts = False
     embeds = False
     has_padding = False
     has_epochs = False

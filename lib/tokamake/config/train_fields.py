@@ -190,6 +190,17 @@ class TrainFields(Settings):
     """Steps between measurements of the validation loss; evaluation_steps: 0 turns them off."""
     evaluation_steps: Annotated[int, Field(ge=0)] = 10
     """Global batches per measurement of the validation loss; 0 turns validation off."""
+    sample_interval: Annotated[int, Field(ge=1)] | None = None
+    """Steps between samples of text: the model continues some prompts. They are written to
+    training/samples.jsonl, and the report and trackers show them. Training itself does not change.
+    Only for the objective causal. Empty: none."""
+    sample_prompts: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Texts to continue. Empty: the first words of some documents of each validation split."""
+    sample_tokens: Annotated[int, Field(ge=1)] = 48
+    """Tokens to add to each prompt, at most; the end of a document ends a sample."""
+    sample_temperature: Annotated[float, Field(ge=0)] = 0.8
+    """Softmax temperature of samples; 0 always takes the most likely token. The draws are the same
+    at each step."""
     save_interval: Annotated[int, Field(ge=1)] = 1000
     """Steps between checkpoints, besides the last step; train_steps turns off all but the last."""
     keep_last: Annotated[int, Field(ge=2)] | None = None

@@ -78,6 +78,7 @@ class TrainSettings(_AllFields):
         self._check_compile()
         self._check_split_backward()
         self._check_retention()
+        self._check_samples()
         if self.profile_steps and self.profile_steps[0] > self.profile_steps[1]:
             raise ValueError(
                 f"profile_steps: {list(self.profile_steps)}: the first step comes after the last; "
@@ -125,6 +126,25 @@ class TrainSettings(_AllFields):
             raise ValueError(
                 f"keep_best: {self.keep_best}: with evaluation_steps 0, nothing is validated; set "
                 "evaluation_steps, or remove this setting"
+            )
+
+    def _check_samples(self) -> None:
+        interval = self.sample_interval
+        if interval is None:
+            if self.sample_prompts:
+                raise ValueError(
+                    "sample_prompts: without sample_interval, no text is written; set "
+                    "sample_interval, or remove this setting"
+                )
+        elif not objective_data(self.objective).continues_prompts:
+            raise ValueError(
+                f"sample_interval: {interval}: models of objective {self.objective} do not "
+                "continue a prompt while they train; remove it"
+            )
+        elif not self.sample_prompts and not self.evaluation_steps:
+            raise ValueError(
+                f"sample_interval: {interval}: with evaluation_steps 0, no validation split has "
+                "prompts; give sample_prompts, or set evaluation_steps"
             )
 
     def _check_loss_scaling(self) -> None:
@@ -309,6 +329,7 @@ ADDED_SETTINGS = (
     *("init_timeout_seconds", "train_timeout_seconds"),
     *("on_bad_step", "skip_data", "loss_scaling", "log_style", "trackers"),
     *("profile_steps", "log_layer_norms", "log_corpus_losses", "load_optimizer"),
+    *("sample_interval", "sample_prompts", "sample_tokens", "sample_temperature"),
     *("deepspeed", "dropout", "objective", "masking", "pack_samples", "log_settings"),
     *SECTIONS,
 )

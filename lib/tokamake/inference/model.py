@@ -22,8 +22,7 @@ from tokamake.inference.layout import InferenceLayout, Peers
 from tokamake.inference.memory import DTYPES, Needs, memory_warning, weight_bytes
 from tokamake.models.common.key_value_cache import KeyValueCache
 from tokamake.parallel import mesh, sharding
-from tokamake.parallel.collectives import all_gather
-from tokamake.parallel.loss import token_losses
+from tokamake.parallel.loss import over_vocabulary, token_losses
 from tokamake.parallel.placement import placements
 from tokamake.runtime.device import device_memory
 
@@ -155,9 +154,8 @@ class InferenceModel:
         cache.end()
         axis = self.mesh.tensor
         if logits is not None:
-            logits = logits.float()
-            if axis.size > 1:
-                logits = _whole(logits, self.architecture.vocab_size or 0, axis=axis)
+            size = self.architecture.vocab_size or 0
+            logits = over_vocabulary(logits.float(), axis, size=size)
         return logits
 
     def _forward(self, tokens_BL: Tensor, cache: KeyValueCache | None = None) -> Tensor | None:
@@ -211,11 +209,3 @@ class InferenceModel:
         if self._peers.ranks.world_size > 1:
             dist.all_reduce(values)
         return values
-
-
-def _whole(logits_BV: Tensor, size: int, *, axis: Any) -> Tensor:
-    """Join the parts of a vocabulary that ranks divide."""
-    # Parts have equal length, except the last ones: fill these up, and cut the padding off.
-    width = -(-size // axis.size)
-    padded = torch.nn.functional.pad(logits_BV, (0, width - logits_BV.shape[1]))
-    return all_gather(padded, axis, dim=-1)[:, :size]

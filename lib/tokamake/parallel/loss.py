@@ -102,21 +102,26 @@ def drawn(logits: Tensor, chances: Tensor, mesh: Mesh = SINGLE_RANK, *, size: in
         (...) int64 token ids.
     """
     logits_NV, chances_N = logits.flatten(0, -2), chances.flatten()
-    # Parts are padded to equal length. Only the last ones are shorter, so all padding comes after
-    # the vocabulary.
-    missing = len(part(size, Axis(0, mesh.tensor.size))) - logits_NV.shape[1]
     drawn_N = torch.empty_like(chances_N, dtype=torch.int64)
     for rows in _chunks(logits_NV, size):
-        scores = logits_NV[rows]
-        if mesh.tensor.size > 1:
-            scores = F.pad(scores, (0, missing), value=-torch.inf)
-            scores = all_gather(scores, mesh.tensor, dim=-1)[:, :size]
+        scores = over_vocabulary(logits_NV[rows], mesh.tensor, size=size)
         cumulative = scores.float().softmax(-1).cumsum(-1)
         # The sum of all probabilities may differ from 1 by rounding.
         targets = chances_N[rows, None] * cumulative[:, -1:]
         tokens = torch.searchsorted(cumulative, targets, right=True)[:, 0]
         drawn_N[rows] = tokens.clamp(max=size - 1)
     return drawn_N.view(chances.shape)
+
+
+def over_vocabulary(logits_NV: Tensor, axis: Axis, *, size: int) -> Tensor:
+    """Logits (N, `size`) of the whole vocabulary, of which each rank has a part."""
+    if axis.size == 1:
+        return logits_NV
+    # Parts are padded to equal length. Only the last ones are shorter, so all padding comes after
+    # the vocabulary.
+    missing = len(part(size, Axis(0, axis.size))) - logits_NV.shape[1]
+    padded = F.pad(logits_NV, (0, missing), value=-torch.inf)
+    return all_gather(padded, axis, dim=-1)[:, :size]
 
 
 class _CrossEntropy(torch.autograd.Function):

@@ -27,6 +27,7 @@ WITHOUT_EFFECT = {
     "on_bad_step",  # its effect, if there is any, is in the checkpoint's state.json
     *("log_interval", "log_style", "log_settings", "log_layer_norms", "log_corpus_losses"),
     *("trackers", "profile_steps", "segment_steps", "evaluation_interval", "evaluation_steps"),
+    *("sample_interval", "sample_prompts", "sample_tokens", "sample_temperature"),
     *("save_interval", "keep_last", "keep_every", "keep_best"),
     "split",  # its effect is in the digest of the index
     # How ranks share the work changes nothing but the order of sums.

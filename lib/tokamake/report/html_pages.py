@@ -58,9 +58,9 @@ def warning(message: str) -> str:
 
 
 def sample(prompt: str, text: str, note: str) -> str:
-    """Format a sample: the prompt in bold, then the text. Keep line ends."""
+    """Format a sample: the prompt in bold, then the text, in the direction of its script."""
     return (
-        f'<div class="sample"><strong>{escape(prompt)}</strong>{escape(text)}'
+        f'<div class="sample" dir="auto"><strong>{escape(prompt)}</strong>{escape(text)}'
         f'<p class="note">{escape(note)}</p></div>'
     )
 

@@ -12,7 +12,18 @@ from tokamake.results.corpora import documents, mixtures
 from tokamake.results.costs import costs
 from tokamake.results.finished_runs import runs, settings
 from tokamake.results.metrics_file import metrics
+from tokamake.results.samples import samples
 from tokamake.results.scores import evaluations
 from tokamake.results.starts import starts
 
-__all__ = ["costs", "documents", "evaluations", "metrics", "mixtures", "runs", "settings", "starts"]
+__all__ = [
+    "costs",
+    "documents",
+    "evaluations",
+    "metrics",
+    "mixtures",
+    "runs",
+    "samples",
+    "settings",
+    "starts",
+]

@@ -6,7 +6,7 @@
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -37,6 +37,16 @@ class Validation(NamedTuple):
     metrics: Mapping[str, float] = MappingProxyType({})
     """Means that the objective measures, such as token_accuracy: share of the tokens with a label
     that the model predicts."""
+
+
+class TextSample(NamedTuple):
+    """A prompt, and its continuation by the model at a step."""
+
+    corpus: str
+    """Corpus of the prompt; empty if the config states the prompt."""
+    prompt: str
+    text: str
+    """The continuation."""
 
 
 ACCURACY_AT = "accuracy_at_"
@@ -153,6 +163,13 @@ class Metrics:
         self._unsynced.append(record := measured(record))
         with suppress(OSError):
             self._add_event(record)
+
+    def add_texts(self, step: int, texts: Sequence[TextSample]) -> None:
+        """Add samples of text as TensorBoard events; samples.jsonl has them, too."""
+        with suppress(OSError):
+            for number, (_, prompt, text) in enumerate(texts):
+                indented = "\n".join(f"    {line}" for line in f"{prompt}{text}".splitlines())
+                self._events.add_text(f"samples/{number}", indented, step)
 
     def sync(self) -> None:
         """Bring all records to disk; a checkpoint must not outlive the records before it."""

@@ -55,6 +55,8 @@ class PipelineStages:
         chunks: this rank's part of each parameter.
         row_losses: sums of the losses of each row, (B,) for each micro batch of the training steps
             so far, on ranks with the last stage; None: they are not kept.
+        watch_logits: called with the logits of each micro batch, on ranks with the last stage;
+            None: nothing is.
         objective: the run's objective.
         sample_losses: (2,) sum of the losses of whole samples, and their number, for each micro
             batch since `take_sample_loss`; without gradients.
@@ -100,6 +102,7 @@ class PipelineStages:
         self._factors = LossFactors()
         self.sample_losses: list[Tensor] = []
         self.measured: list[Tensor] = []
+        self.watch_logits: Callable[[Tensor], None] | None = None
         self.row_losses: list[Tensor] | None = [] if run.train.log_corpus_losses else None
         self._pipeline = self._make_pipeline(device) if mesh.pipeline.size > 1 else None
 
@@ -163,6 +166,8 @@ class PipelineStages:
 
     def _loss(self, predicted: Predictions, labels: Labels) -> Tensor:
         trains = torch.is_grad_enabled()
+        if self.watch_logits:
+            self.watch_logits(predicted.logits)
         row_losses = self.row_losses if trains else None
         losses = self.objective.losses(predicted, labels, row_losses=row_losses)
         total = losses.tokens

@@ -105,6 +105,7 @@ class Trainer:
             hosts=self.heartbeat.hosts,
             corpora=sampler.corpora,
             heartbeat=self.heartbeat,
+            engine=self.engine,
         )
         self.hooks: list[Hook] = open_hooks(training, sampler.hooks())
         self.saver = CheckpointSaver(

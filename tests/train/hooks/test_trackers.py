@@ -3,7 +3,7 @@
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -15,9 +15,11 @@ from tokamake import plugins
 from tokamake.config.resolved_run import read_run
 from tokamake.config.train_sections import TRACKERS, TrackerSettings
 from tokamake.config.training import TrainSettings
+from tokamake.data.corpus.train_tokenizer import train_tokenizer
 from tokamake.errors import UserError
 from tokamake.preflight import packages
-from tokamake.train.hooks import trackers
+from tokamake.train.hooks import samples, trackers
+from tokamake.train.metrics import TextSample
 from tokamake.train.trackers._base import FollowedRun
 
 pytestmark = pytest.mark.usefixtures("lone_rank")
@@ -94,7 +96,14 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def followed(root: Path) -> Path:
     """Output folder of a run of two jobs that all trackers followed."""
-    config = make_run(root, "followed", trackers={"names": NAMES, "project": "demo"})
+    train_tokenizer(kind="ids", vocab_size=120, eod=0, output=root / "ids")
+    config = make_run(
+        root,
+        "followed",
+        trackers={"names": NAMES, "project": "demo"},
+        tokenizer=root / "ids",
+        sample_interval=3,
+    )
     assert train_here(config, until_step=3) == 0
     assert train_here(config) == 0
     return read_run(config).output
@@ -113,7 +122,9 @@ def history_of_wandb(folder: Path) -> History:
         for values in job.history:
             step = int(values["_step"])
             assert step not in history
-            history[step] = {name: v for name, v in values.items() if name[0] != "_"}
+            history[step] = {
+                name: v for name, v in values.items() if name[0] != "_" and "texts" not in name
+            }
     return history
 
 
@@ -139,7 +150,7 @@ def history_of_trackio(folder: Path) -> History:
     assert json.loads(config[0])["train.optimizer.learning_rate"] == 0.01
     assert len({name for name, *_ in rows}) == 1
     for _, step, metrics in rows:
-        values = json.loads(metrics)
+        values = {name: v for name, v in json.loads(metrics).items() if name != "texts"}
         assert history.setdefault(step, {}).keys().isdisjoint(values)
         history[step] |= values
     return history
@@ -159,6 +170,23 @@ def test_a_tracker_has_the_records_of_all_jobs_in_one_run(followed: Path, name: 
         assert values == pytest.approx(expected[step], rel=1e-12)
 
 
+@pytest.mark.extra("trackers", *PACKAGES)
+def test_trackers_have_the_texts_of_all_jobs(followed: Path) -> None:
+    lines = (followed / samples.FILE).read_text().splitlines()
+    texts = [json.loads(line)["text"] for line in lines if json.loads(line)["step"] == 6]
+    assert texts
+    folder = followed / "trackers"
+    tables = {
+        "wandb": sorted(folder.glob("wandb/**/media/table/*.table.json"))[-1].read_text(),
+        "mlflow": next(folder.glob("mlflow/artifacts/*/artifacts/texts/step-6.json")).read_text(),
+    }
+    with sqlite3.connect(folder / "trackio/demo.db") as database:
+        rows = database.execute("select metrics from metrics where step = 6").fetchall()
+    tables["trackio"] = next(text for text in map(str, *zip(*rows, strict=True)) if "texts" in text)
+    for table in tables.values():
+        assert all(json.dumps(text)[1:-1] in table for text in texts)
+
+
 class Slow:
     """A tracker that waits until it may go on."""
 
@@ -171,6 +199,9 @@ class Slow:
     def add(self, record: Any) -> None:
         del record
         self.may_go_on.wait()
+
+    def add_texts(self, step: int, texts: Sequence[TextSample]) -> None:
+        del step, texts
 
     def close(self) -> None:
         """Nothing is left."""
@@ -213,13 +244,17 @@ class Kept(Slow):
     """A tracker that keeps the records."""
 
     records: list[dict[str, Any]]
+    texts: list[tuple[int, list[TextSample]]]
 
     def __init__(self, run: FollowedRun) -> None:
         self.id = run.id or "first"
-        Kept.records = []
+        Kept.records, Kept.texts = [], []
 
     def add(self, record: Any) -> None:
         Kept.records.append(record)
+
+    def add_texts(self, step: int, texts: Sequence[TextSample]) -> None:
+        Kept.texts.append((step, [*texts]))
 
 
 def test_steps_that_a_job_repeats_are_not_sent_again(
@@ -248,6 +283,21 @@ def test_steps_that_a_job_repeats_are_not_sent_again(
     assert states == {"wandb": {"id": "first", "step": 3, "names": ["loss"]}}
     (run.output / trackers.FILE).write_text("{")  # damaged: a new run of the tracker
     assert sent(*first) == first
+
+
+def test_texts_that_a_job_repeats_are_not_sent_again(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = read_run(make_run(root, "written", trackers={"names": ["wandb"]}))
+    monkeypatch.setattr(plugins, "load", lambda *_: SimpleNamespace(Tracker=Kept))
+    run.output.mkdir()
+    texts = [TextSample("code", "def", " f()")]
+    for sent in ([(2, texts)], []):
+        follower = trackers.Tracking(run)
+        follower.recorded({"step": 2, "loss": 2.0})
+        follower.wrote(2, texts)
+        follower.close()
+        assert Kept.texts == sent
 
 
 def test_a_missing_package_is_named_before_training(

@@ -99,6 +99,11 @@ class PageContents:
         return results.mixtures(*self.folders.values())
 
     @cached_property
+    def samples(self) -> pd.DataFrame:
+        """Texts that the runs have written while they trained."""
+        return results.samples(*self.folders.values())
+
+    @cached_property
     def documents(self) -> pd.DataFrame:
         """Datasets of the data folders that the runs share."""
         found = results.documents(self.results)

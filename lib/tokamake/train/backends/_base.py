@@ -7,6 +7,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -21,7 +23,8 @@ from tokamake.config.resolved_run import Run
 from tokamake.optim._groups import parameter_groups
 from tokamake.optim._sharded_parameters import UNSHARDED, ParameterShard, WholeParameters
 from tokamake.parallel import mesh
-from tokamake.parallel.loss import NO_LABEL
+from tokamake.parallel.context import share
+from tokamake.parallel.loss import NO_LABEL, drawn, over_vocabulary
 from tokamake.parallel.sharding import ParameterChunk
 from tokamake.runtime.cores import keep_freed_memory
 from tokamake.runtime.rank_errors import raise_on_all_ranks
@@ -269,6 +272,52 @@ class EngineBase(ABC):
             loss if num_labels + num_samples else None,
             {name: value / number for name, value, number in sums if number},
         )
+
+    @torch.no_grad()
+    def next_tokens(
+        self,
+        rows: npt.NDArray[np.int64],
+        *,
+        lengths: Sequence[int],
+        vocab_size: int,
+        temperature: float,
+        chances: npt.NDArray[np.float64],
+    ) -> list[int]:
+        """Draw a token after the beginning of each row; all ranks have the same arguments.
+
+        Nothing of the training changes. Optimizers that average weights keep those of training in
+        place, because their average would change them by rounding.
+
+        Args:
+            rows: (B, L + 1) tokens.
+            lengths: known tokens of each row, at least one; a causal model ignores the rest.
+            vocab_size: tokens to choose from; the model may have padding after them.
+            temperature: of the softmax; 0: the most likely token.
+            chances: (B,) numbers in [0, 1) that decide the draws.
+        """
+        mesh, size = self.mesh, self._run.architecture.vocab_size or 0
+        is_last = np.arange(rows.shape[1] - 1) == np.subtract(lengths, 1)[:, None]
+        is_last_BL = share(to_device(is_last, self._device), axis=mesh.context)
+        tokens_B = torch.zeros(len(rows), dtype=torch.int64, device=self._device)
+
+        def choose(logits_BLV: Tensor) -> None:
+            logits_NV = over_vocabulary(logits_BLV[is_last_BL], mesh.tensor, size=size)
+            if mesh.tensor.rank == mesh.data.rank == 0:
+                own_B = is_last_BL.any(1)
+                known_NV = logits_NV[:, :vocab_size].float()
+                if temperature:
+                    chances_N = to_device(chances, self._device)[own_B].float()
+                    tokens_B[own_B] = drawn(known_NV / temperature, chances_N, size=vocab_size)
+                else:
+                    tokens_B[own_B] = known_NV.argmax(-1)
+
+        self.stages.watch_logits = choose
+        # A pass of another shape would be compiled anew.
+        with torch.compiler.set_stance("force_eager"):
+            self._losses([self.stages.objective.to_batch(rows)])
+        self.stages.watch_logits = None
+        dist.all_reduce(tokens_B)  # one rank has chosen the token of a row
+        return [*map(int, tokens_B.tolist())]
 
     def sample_outputs(self, rows: Iterable[Any]) -> Iterator[Tensor]:
         """Outputs (B, ...) of each micro batch that the scores of a task need, without training.

@@ -6,7 +6,7 @@ together, in the order of their names.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokamake import plugins
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # `tokamake status` imports a hook, without torch
     from tokamake.checkpoint.native.resume_state import ResumeState
     from tokamake.config.resolved_run import Run
     from tokamake.runtime.ranks import Ranks
-    from tokamake.train.metrics import Record, Validation
+    from tokamake.train.metrics import Record, TextSample, Validation
     from tokamake.train.step_result import StepResult
 
 
@@ -38,8 +38,12 @@ class Training(NamedTuple):
     """Names of the corpora of `StepResult.corpus_losses`."""
     heartbeat: "Hook"
     """The watch over the ranks, which began before the model was built."""
+    engine: Any
+    """The model and its optimizer; hooks do not change them."""
     record: "Callable[[Record], None]" = lambda _: None
     """Calls `recorded` of all hooks; `open_hooks` sets it."""
+    show_texts: "Callable[[int, Sequence[TextSample]], None]" = lambda *_: None
+    """Calls `wrote` of all hooks; `open_hooks` sets it."""
 
 
 class FinishedStep(NamedTuple):
@@ -77,6 +81,9 @@ class Hook:
     def recorded(self, record: "Record") -> None:
         """Called on rank 0 with each new record of metrics.jsonl."""
 
+    def wrote(self, step: int, texts: "Sequence[TextSample]") -> None:
+        """Called on rank 0 with texts that the model has written after a step."""
+
     def saved(self, state: "ResumeState") -> None:
         """Called when the checkpoint of a state is in place; training may be at a later step."""
 
@@ -95,7 +102,11 @@ def open_hooks(training: Training, further: Iterable[Hook] = ()) -> list[Hook]:
         for hook in hooks:
             hook.recorded(record)
 
-    training = training._replace(record=record)
+    def show_texts(step: int, texts: "Sequence[TextSample]") -> None:
+        for hook in hooks:
+            hook.wrote(step, texts)
+
+    training = training._replace(record=record, show_texts=show_texts)
     hooks += [plugins.load(KIND, name).open_hook(training) for name in plugins.names(KIND)]
     hooks += further
     return hooks

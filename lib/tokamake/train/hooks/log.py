@@ -12,8 +12,11 @@ from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import megatron_log, metrics
 from tokamake.train.hooks import FinishedStep, Hook, Training
-from tokamake.train.metrics import Metrics, Record, Validation
+from tokamake.train.metrics import Metrics, Record, TextSample, Validation
 from tokamake.train.step_result import StepResult
+
+_LINE = 160
+"""Characters of a line with a sample."""
 
 
 @dataclass
@@ -177,6 +180,13 @@ class TrainingLog(Hook):
             return
         parts = (metrics.validation_text(name, each) for name, each in measured.items())
         self._ranks.print_once(f"step {step}/{self._train.train_steps} | {' | '.join(parts)}")
+
+    def wrote(self, step: int, texts: Sequence[TextSample]) -> None:
+        """Add texts to TensorBoard, and print the first one."""
+        if self._metrics:
+            self._metrics.add_texts(step, texts)
+            first = " ".join(f"{texts[0].prompt}{texts[0].text}".split())
+            print(f"step {step}/{self._train.train_steps} | sample: {first}"[:_LINE], flush=True)
 
     def sync(self) -> None:
         """Bring all records to disk."""

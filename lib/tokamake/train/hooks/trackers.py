@@ -5,6 +5,7 @@ output folder has the id of the run for each tracker, so that later jobs continu
 """
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
@@ -17,11 +18,13 @@ from tokamake.config.resolved_run import Run
 from tokamake.config.train_sections import TRACKERS
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.train.hooks import Hook, Training
-from tokamake.train.metrics import Record, measured
+from tokamake.train.metrics import Record, TextSample, measured
 from tokamake.train.trackers._base import FollowedRun, Tracker
 
 FILE = "trackers.json"
 """Name of the file in the output folder of a run."""
+TEXTS = "texts"
+"""Name of a step's texts in the queue of a tracker, and in trackers.json."""
 CLOSE_SECONDS = 20.0
 """Time that trackers have at the end of a job to send the rest."""
 
@@ -38,6 +41,11 @@ class Tracking(Hook):
         """Send the measurements of a record, soon."""
         for sender in self._senders:
             sender.add(measured(record))
+
+    def wrote(self, step: int, texts: Sequence[TextSample]) -> None:
+        """Send texts, soon."""
+        for sender in self._senders:
+            sender.add({"step": step, TEXTS: texts})
 
     def sync(self) -> None:
         """Write trackers.json, with which later jobs continue."""
@@ -111,7 +119,11 @@ class _Sender(Thread):
             self.state = {**self.state, "id": tracker.id}
             while (record := self._records.get()) is not None:
                 if missing := self._not_sent(record):
-                    tracker.add({"step": record["step"], **missing})
+                    texts = missing.pop(TEXTS, ())
+                    if texts:
+                        tracker.add_texts(record["step"], texts)
+                    if missing:
+                        tracker.add({"step": record["step"], **missing})
                     self._note(record)
             tracker.close()
         except Exception as error:

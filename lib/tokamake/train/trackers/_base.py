@@ -1,9 +1,10 @@
 """Common types of trackers: the run that they follow, and their methods."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from tokamake.train.metrics import Record
+from tokamake.train.metrics import Record, TextSample
 
 
 class FollowedRun(NamedTuple):
@@ -33,6 +34,9 @@ class Tracker(Protocol):
 
     def add(self, record: Record) -> None:
         """Add a record; several may have the same step."""
+
+    def add_texts(self, step: int, texts: Sequence[TextSample]) -> None:
+        """Add texts that the model has written after a step."""
 
     def close(self) -> None:
         """Write the remaining records."""

@@ -5,8 +5,9 @@ Offline, runs are in a database: `mlflow ui --backend-store-uri sqlite:///.../ml
 
 import logging
 import time
+from collections.abc import Sequence
 
-from tokamake.train.metrics import Record
+from tokamake.train.metrics import Record, TextSample
 from tokamake.train.trackers._base import FollowedRun
 
 PACKAGES = ("mlflow", "alembic", "sqlalchemy")
@@ -33,7 +34,13 @@ class Tracker:
             return
         experiment = self._client.get_experiment_by_name(run.project)
         experiment_id = (
-            experiment.experiment_id if experiment else self._client.create_experiment(run.project)
+            experiment.experiment_id
+            if experiment
+            else self._client.create_experiment(
+                run.project,
+                # By default, files of an offline run would lie in the working folder.
+                artifact_location=None if run.online else (run.folder / "artifacts").as_uri(),
+            )
         )
         self.id = self._client.create_run(experiment_id, run_name=run.name).info.run_id
         values = [Param(name, str(value)[:_MAX_CHARACTERS]) for name, value in run.settings.items()]
@@ -48,6 +55,10 @@ class Tracker:
             Metric(name, value, now, step) for name, value in record.items() if name != "step"
         ]
         self._client.log_batch(self.id, metrics=metrics)
+
+    def add_texts(self, step: int, texts: Sequence[TextSample]) -> None:
+        columns = {name: [getattr(each, name) for each in texts] for name in TextSample._fields}
+        self._client.log_table(self.id, columns, f"texts/step-{step}.json")
 
     def close(self) -> None:
         self._client.set_terminated(self.id)

@@ -4,9 +4,10 @@ Offline, runs are in a database: `TRACKIO_DIR=... trackio show` shows them.
 """
 
 import os
+from collections.abc import Sequence
 from uuid import uuid4
 
-from tokamake.train.metrics import Record
+from tokamake.train.metrics import Record, TextSample
 from tokamake.train.trackers._base import FollowedRun
 
 PACKAGES = ("trackio",)
@@ -37,6 +38,12 @@ class Tracker:
     def add(self, record: Record) -> None:
         values = {name: value for name, value in record.items() if name != "step"}
         self._run.log(values, step=int(record["step"]))
+
+    def add_texts(self, step: int, texts: Sequence[TextSample]) -> None:
+        import trackio
+
+        table = trackio.Table(columns=[*TextSample._fields], data=[[*each] for each in texts])
+        self._run.log({"texts": table}, step=step)
 
     def close(self) -> None:
         self._run.finish()

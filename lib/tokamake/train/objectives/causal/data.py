@@ -13,7 +13,7 @@ from tokamake.errors import UserError
 class Data(ObjectiveData):
     """Documents; each sample is full."""
 
-    name, generates = "causal", True
+    name, generates, continues_prompts = "causal", True, True
 
     def check_settings(self, train: TrainFields) -> None:
         """Refuse settings about padding and masking."""

@@ -14,6 +14,7 @@ class Data(CausalData):
     """Samples of the objective causal, and the neighbors of each of their chunks."""
 
     name, stacks = "retro", "retro"
+    continues_prompts = False  # neighbors of the prompt are not known
 
     def check_settings(self, train: TrainFields) -> None:
         """Also refuse samples that are no whole chunks, and too few neighbors to choose from."""
