@@ -10,21 +10,26 @@ vectors with one thread, and take turns, round by round. Figures are medians.
 
 import argparse
 import json
-import time
-from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import faiss
 import numpy as np
+from faiss_alone import (
+    NPROBE,
+    NUM_CLUSTERS,
+    Times,
+    read_options,
+    search_alone,
+    seconds,
+    take_turns,
+)
 
 from tokamake.data.indexed.dataset import DatasetWriter
 from tokamake.data.samples.document_samples import DocumentSamples
 from tokamake.data.samples.index import index
 from tokamake.retrieval.chunk_tables import table_facts, write_table
 from tokamake.retrieval.embeddings import new_shard, open_embeddings
-from tokamake.retrieval.faiss_index import usable_cores
 from tokamake.retrieval.find_neighbors import find_neighbors
 from tokamake.retrieval.index_chunks import index_chunks
 from tokamake.train.objectives.retro.chunks import first_chunks
@@ -32,46 +37,19 @@ from tokamake.train.objectives.retro.samples import ChunkedSamples, RetroSamples
 
 _LENGTH, _CHUNK = 2048, 64
 _EOD, _VOCAB = 0, 50_000
-_CLUSTERS = 2000
-_NPROBE, _FOUND, _KEPT = 16, 200, 20
+_FOUND, _KEPT = 200, 20
 _NAME = "drawn"
 _MODEL = {"model": "drawn", "tokenizer": "", "sequence_length": _CHUNK, "decoded_by": ""}
-
-Times = tuple[float, float]
 
 
 def main() -> None:
     """Measure and print tables."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--chunks", type=int, default=1_000_000)
-    parser.add_argument("--dimension", type=int, default=64)
-    parser.add_argument("--queries", type=int, default=20_000)
-    parser.add_argument("--factory", default="IVF1024,Flat")
-    parser.add_argument("--train-vectors", type=int, default=65_536)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--work", type=Path, default=Path("benchmark-work"), help="scratch folder")
-    options = parser.parse_args()
+    options = read_options(__doc__, "chunks")
     folder: Path = options.work / "neighbors-benchmark"
     folder.mkdir(parents=True, exist_ok=True)
     write_data(folder, options)
     write_vectors(folder, options)
-    times: dict[str, list[Times]] = {}
-    for number in range(options.rounds):
-        turns = [with_faiss, with_stages] if number % 2 else [with_stages, with_faiss]
-        for turn in turns:
-            for name, measured in turn(folder, options).items():
-                times.setdefault(name, []).append(measured)
-    print("| | FAISS alone, s (CPU s) | tokamake, s (CPU s) | FAISS / tokamake, CPU s |")
-    print("| --- | ---: | ---: | ---: |")
-    for part in ("train and add", "search"):
-        (wall, cpu), (our_wall, our_cpu) = (
-            [median(values) for values in zip(*times[f"{part} {name}"], strict=True)]
-            for name in ("faiss", "tokamake")
-        )
-        print(
-            f"| {part} | {wall:.1f} ({cpu:.1f}) | {our_wall:.1f} ({our_cpu:.1f}) "
-            f"| {cpu / our_cpu:.2f} |"
-        )
+    take_turns(folder, options, with_stages=with_stages, with_faiss=with_faiss)
     print_loader(folder, options)
 
 
@@ -105,7 +83,7 @@ def write_vectors(folder: Path, options: argparse.Namespace) -> None:
     table = first_chunks(samples._dataset(0), chunk_length=_CHUNK, eod=_EOD)
     write_table(folder / f"chunks/{_NAME}.json", table, facts=facts)
     draw = np.random.default_rng(1)
-    centers = draw.standard_normal((_CLUSTERS, options.dimension), dtype=np.float32)
+    centers = draw.standard_normal((NUM_CLUSTERS, options.dimension), dtype=np.float32)
     given: dict[str, dict[str, Any]] = {
         f"vectors/{_NAME}": {"chunks": facts["request"]},
         "asked": {"samples": samples.samples_digest(0)},
@@ -113,7 +91,7 @@ def write_vectors(folder: Path, options: argparse.Namespace) -> None:
     numbers = (int(table[-1]), samples.num_drawn(0) * samples.num_chunks)
     for (name, made_from), number in zip(given.items(), numbers, strict=True):
         noise = draw.standard_normal((number, options.dimension), dtype=np.float32)
-        vectors = centers[draw.integers(_CLUSTERS, size=number)] + 0.5 * noise
+        vectors = centers[draw.integers(NUM_CLUSTERS, size=number)] + 0.5 * noise
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         manifest = folder / name / "0.json"
         with new_shard(
@@ -149,7 +127,7 @@ def with_stages(folder: Path, options: argparse.Namespace) -> dict[str, Times]:
             queries=folder / "asked",
             num_found=_FOUND,
             num_kept=_KEPT,
-            nprobe=_NPROBE,
+            nprobe=NPROBE,
         )
 
     return {"train and add tokamake": seconds(build), "search tokamake": seconds(find)}
@@ -164,19 +142,7 @@ def with_faiss(folder: Path, options: argparse.Namespace) -> dict[str, Times]:
             open_embeddings(folder / "asked"),
         )
     )
-    size = min(options.train_vectors, len(vectors))
-    sample = vectors[np.sort(np.random.default_rng(1).choice(len(vectors), size, replace=False))]
-    built = faiss.index_factory(options.dimension, options.factory, faiss.METRIC_INNER_PRODUCT)
-
-    def build() -> None:
-        faiss.omp_set_num_threads(1)
-        built.train(sample)
-        faiss.omp_set_num_threads(usable_cores())
-        built.add(vectors)
-
-    times = {"train and add faiss": seconds(build)}
-    faiss.extract_index_ivf(built).nprobe = _NPROBE
-    return {**times, "search faiss": seconds(lambda: built.search(queries, _FOUND))}
+    return search_alone(vectors, queries, options, top_k=_FOUND)[0]
 
 
 def print_loader(folder: Path, options: argparse.Namespace) -> None:
@@ -192,13 +158,6 @@ def print_loader(folder: Path, options: argparse.Namespace) -> None:
     for name, values in times.items():
         second = median(values)
         print(f"{name}: {1e6 * second:,.0f} us a sample, {_LENGTH / second:,.0f} tokens/s")
-
-
-def seconds(run: Callable[[], object]) -> Times:
-    """Wall-clock time and CPU time of all threads."""
-    start, cpu = time.perf_counter(), time.process_time()
-    run()
-    return time.perf_counter() - start, time.process_time() - cpu
 
 
 if __name__ == "__main__":

@@ -31,16 +31,18 @@ TRAIN = {
 }
 
 
+SMALL = {
+    "vocab_size": len(SPECIAL) + len(WORDS),
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 32,
+}
+"""A shape of BERT or its towers."""
+
+
 def small_bert(**values: Any) -> Architecture:
-    shape = {
-        "vocab_size": len(SPECIAL) + len(WORDS),
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "max_position_embeddings": 32,
-        **values,
-    }
-    return bert(**shape)
+    return bert(**SMALL | values)
 
 
 def write_vocabulary(folder: Path) -> Path:

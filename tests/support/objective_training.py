@@ -1,11 +1,12 @@
 """Training by an objective on whole batches of samples, and the same by a plain model and torch."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -108,6 +109,20 @@ def assert_as_if_alone(results: list[list[Results]], expected: Results) -> None:
         for result in of_rank:
             for name in ("loss", "grad_norm", "validation after"):
                 assert result[name] == pytest.approx(expected[name], rel=1e-5)
+
+
+class Rows:
+    """Records of the samples of a step; a tuple of one array."""
+
+    def __init__(self, records: npt.NDArray[Any]) -> None:
+        self.records = records
+
+    def __iter__(self) -> Iterator[npt.NDArray[Any]]:
+        yield self.records
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        field: npt.NDArray[Any] = self.records[name]
+        return field
 
 
 class Records:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.support.biencoders import Oracle, biencoder
-from tests.support.finetunes import SPECIAL, TRAIN, WORDS, write_vocabulary
+from tests.support.finetunes import SMALL, TRAIN, WORDS, write_vocabulary
 from tests.support.hf_folder import from_hf
 from tests.support.runs import write_start
 from tokamake.config.architecture import Architecture
@@ -24,16 +24,7 @@ SGD = {
 
 
 def small_biencoder(**values: Any) -> Architecture:
-    shape = {
-        "vocab_size": len(SPECIAL) + len(WORDS),
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "max_position_embeddings": 32,
-        "projection_dim": 12,
-        **values,
-    }
-    return biencoder(**shape)
+    return biencoder(**SMALL | {"projection_dim": 12} | values)
 
 
 def questions(number: int, seed: int) -> list[dict[str, Any]]:

@@ -1,13 +1,11 @@
 """Training of a biencoder: at each layout it equals transformers' towers and torch."""
 
 import math
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from torch.nn import functional as F
@@ -23,6 +21,7 @@ from tests.support.objective_training import (
     SIZE,
     Records,
     Results,
+    Rows,
     assert_as_if_alone,
     assert_same_curves,
     assert_trained,
@@ -77,20 +76,6 @@ LAYOUTS: Proved = {
     ],
 }
 """By number of ranks: towers and settings."""
-
-
-class Rows:
-    """Records of samples; a tuple of one array."""
-
-    def __init__(self, records: npt.NDArray[Any]) -> None:
-        self.records = records
-
-    def __iter__(self) -> Iterator[npt.NDArray[Any]]:
-        yield self.records
-
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        field: npt.NDArray[Any] = self.records[name]
-        return field
 
 
 def texts_of(step: int) -> Pairs:

@@ -19,6 +19,7 @@ from tests.support.objective_training import (
     SIZE,
     Records,
     Results,
+    Rows,
     assert_as_if_alone,
     assert_same_curves,
     assert_trained,
@@ -73,19 +74,6 @@ LAYOUTS: Proved = {
     ],
 }
 """By number of ranks: decoder and settings."""
-
-
-class Rows:
-    """Records of samples; a tuple of one array."""
-
-    def __init__(self, records: Any) -> None:
-        self.records = records
-
-    def __iter__(self) -> Any:
-        yield self.records
-
-    def __getitem__(self, name: str) -> Any:
-        return self.records[name]
 
 
 def samples_of(step: int) -> Rows:
