@@ -88,7 +88,10 @@ def find_titles(prefix: Path, *, text: str, titles: str) -> Path:
         if Path(f"{name}.idx").is_file():
             check_titles(prefix, Path(name))
             return Path(name)
-    raise UserError(f"{prefix}: no dataset of its titles, {' or '.join(candidates)}")
+    raise UserError(
+        f"{prefix}: no dataset of its titles, {' or '.join(candidates)}; tokenize both keys in one "
+        "pass, or give --titles '' to embed blocks without titles"
+    )
 
 
 def _max_title(length: int) -> int:
