@@ -10,7 +10,7 @@ import pytest
 from tokamake.run.display import Display
 from tokamake.status.runs import TrainingProgress
 
-PROGRESS = TrainingProgress(0, 40, 9.0, 9.1, {}, {}, 100.0, 60.0, 0.0, [], [], None, None)
+PROGRESS = TrainingProgress(0, 40, 9.0, 9.1, {}, {}, 100.0, 60.0, 0.0, [], [], None, None, None)
 
 
 def begin(number: int, rule: str, *, output: str = "", **wildcards: str) -> dict[str, Any]:

@@ -27,7 +27,8 @@ def test_watch_draws_bars_jobs_and_losses(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     write_jobs([TRAIN, REPORT], DataSet(), rules=())
-    lines = [{**metric(step, 4.0), "step_seconds": 90.0} for step in (5, 10)]
+    measured = {"step_seconds": 90.0, "model_flops_per_second": 3e12, "mfu": 0.375}
+    lines = [{**metric(step, 4.0), **measured} for step in (5, 10)]
     files = {
         "logs/big/train.log": "words\n",
         "results/big/run.yaml": yaml.safe_dump({**RUN, "run": "big"}),
@@ -49,6 +50,7 @@ def test_watch_draws_bars_jobs_and_losses(
     words = " ".join(drawn.split())
     for part in ("10 of 50 steps, 20%", "108 tokens/s", "1 h 00 min left", "job 4711.pbs"):
         assert part in words
+    assert "3 TFLOP/s of the model, MFU 38%" in words
     assert "waiting report 0 of 1 job done, next: report" in words
 
 

@@ -25,6 +25,9 @@ def metrics(*folders: str | Path) -> pd.DataFrame:
     | loss/CORPUS | float64 | the same for a corpus, with `train.log_corpus_losses` |
     | learning_rate, grad_norm | float64 | of the step |
     | tokens_per_second | float64 | of all ranks |
+    | model_flops_per_second | float64 | of the model, all ranks, without recomputation |
+    | mfu | float64 | the same as a share of the devices' peak, if it is known |
+    | peak_memory_bytes | float64 | most memory of rank 0 so far: of its device, or of the process |
     | consumed_tokens | float64 | training tokens up to the step |
     | validation_loss, validation_loss/SPLIT | float64 | nats per token |
 

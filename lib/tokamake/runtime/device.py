@@ -7,6 +7,7 @@ use the host of a broken device.
 import math
 import os
 import re
+import resource
 import socket
 import sys
 from collections.abc import Iterator
@@ -68,6 +69,24 @@ def device_memory(device: "torch.device", ranks: Ranks) -> float:
         return float(torch.xpu.get_device_properties(device).total_memory)
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(physical, *_cgroup_limits()) / ranks.local_size
+
+
+def device_name(device: "torch.device") -> str:
+    import torch
+
+    return "cpu" if device.type == "cpu" else getattr(torch, device.type).get_device_name(device)
+
+
+def peak_memory(device: "torch.device") -> float:
+    """Most bytes that this process has had: of its device, or in a CPU's memory.
+
+    The device does not wait for it.
+    """
+    import torch
+
+    if device.type != "cpu":
+        return float(getattr(torch, device.type).max_memory_allocated(device))
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

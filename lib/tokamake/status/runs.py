@@ -53,6 +53,8 @@ class TrainingProgress(NamedTuple):
     """Training losses of the lines that were read, the latest last."""
     flops_per_second: float | None
     """Model FLOPs a second of the whole run, a median as tokens_per_second."""
+    mfu: float | None
+    """Share of the devices' peak, a median, too; None: the peak is not known."""
     line_seconds: float | None
     """Usual time between two lines."""
 
@@ -90,6 +92,7 @@ def read_training(folder: Path, run: str, *, now: float) -> TrainingProgress | N
         median(line.get("model_flops_per_second", 0) for line in latest) or None
         if latest
         else None,
+        median(shares) if (shares := [line["mfu"] for line in latest if "mfu" in line]) else None,
         _line_seconds(latest),
     )
 

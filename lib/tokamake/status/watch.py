@@ -124,7 +124,8 @@ def _training(found: Overview) -> "RenderableType":
     training = found.training
     lines = [f"  {sparkline(training.losses)}  {described(training)}"]
     if training.flops_per_second:
-        lines.append(f"  {training.flops_per_second / 1e12:,.3g} TFLOP/s of the model")
+        speed = f"  {training.flops_per_second / 1e12:,.3g} TFLOP/s of the model"
+        lines.append(speed + ("" if training.mfu is None else f", MFU {training.mfu:.0%}"))
     lines += [f"  slow: {text}" for text in training.slow_ranks]
     lines += [f"  {text}" for text in [late_text(found)] if text]
     return Text("\n".join(lines))

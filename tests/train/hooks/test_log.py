@@ -1,11 +1,13 @@
 """Records and lines of training and validation."""
 
 import math
+import resource
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.support.megatron_logs import megatron_lines
@@ -14,6 +16,7 @@ from tokamake.config.train_sections import TrackerSettings
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import metrics
 from tokamake.train.hooks import FinishedStep
+from tokamake.train.hooks import log as log_module
 from tokamake.train.hooks.log import TrainingLog
 from tokamake.train.metrics import Validation, read
 from tokamake.train.step_result import NO_RESULT, StepResult
@@ -55,6 +58,7 @@ def log(
     done: int = 0,
     precision: str = "bf16",
     log_style: str = "plain",
+    device: torch.device | None = None,
 ) -> TrainingLog:
     train = SimpleNamespace(
         train_steps=10,
@@ -64,7 +68,22 @@ def log(
         trackers=TrackerSettings(),
     )
     run: Any = SimpleNamespace(output=folder, train=train, step=0)
-    return TrainingLog(run, Ranks(rank, 1, 0, 1), done=done)
+    return TrainingLog(run, Ranks(rank, 1, 0, 1), done=done, device=device)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H200", "Another 9000"])
+def test_a_record_has_memory_and_the_share_of_a_known_peak(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(log_module, "device_name", lambda _: name)
+    training_log = log(tmp_path, precision="bf16", device=torch.device("cpu"))
+    training_log.end_step(finished(1, seconds=3.0))
+    training_log.close()
+    (record,) = read(tmp_path / "metrics.jsonl")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    assert 0.5 * peak < record["peak_memory_bytes"] <= peak
+    share = record["model_flops_per_second"] / 989.4e12
+    assert record.get("mfu") == (pytest.approx(share) if name == "NVIDIA H200" else None)
 
 
 def test_a_record_has_the_mean_speed_since_the_last_one(

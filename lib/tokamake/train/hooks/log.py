@@ -4,16 +4,22 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.objective import objective_data
 from tokamake.config.resolved_run import Run
+from tokamake.runtime.accelerators import known_peak
+from tokamake.runtime.device import device_name, peak_memory
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import megatron_log, metrics
 from tokamake.train.hooks import FinishedStep, Hook, Training
 from tokamake.train.metrics import Metrics, Record, TextSample, Validation
 from tokamake.train.step_result import StepResult
+
+if TYPE_CHECKING:
+    import torch
 
 _LINE = 160
 """Characters of a line with a sample."""
@@ -73,6 +79,7 @@ class TrainingLog(Hook):
         done: finished steps; records of later steps, from before a restart, are dropped.
         corpora: names of the corpora of `StepResult.corpus_losses`.
         recorded: takes each record.
+        device: of this rank, whose memory and utilization are recorded; None: they are not.
     """
 
     def __init__(
@@ -83,9 +90,13 @@ class TrainingLog(Hook):
         done: int,
         corpora: Sequence[str] = (),
         recorded: Callable[[Record], None] = lambda _: None,
+        device: "torch.device | None" = None,
     ) -> None:
         self._corpora, self._recorded = corpora, recorded
         self._train, self._ranks = run.train, ranks
+        self._device = device
+        name, precision = device_name(device) if device else "", run.train.precision or "bf16"
+        self._peak_tflops = known_peak(name, precision)
         self._flops_per_token = metrics.model_flops_per_token(run)
         self._interval = _Interval()
         # Megatron's lines come also at steps that have no record.
@@ -149,6 +160,7 @@ class TrainingLog(Hook):
         tokens_per_second = interval.samples * sequence_length / interval.seconds
         # Of rows, which are fewer than samples if these share them.
         flops = interval.rows * sequence_length * self._flops_per_token
+        flops_per_second = flops / interval.seconds
         return {
             "step": state.step,
             "consumed_samples": state.consumed_samples,
@@ -162,9 +174,20 @@ class TrainingLog(Hook):
             **_corpus_losses(interval),
             **({"loss_scale": result.loss_scale} if self._train.precision == "fp16" else {}),
             "tokens_per_second": tokens_per_second,
-            "model_flops_per_second": flops / interval.seconds,
+            "model_flops_per_second": flops_per_second,
+            **self._utilization(flops_per_second),
             "step_seconds": interval.seconds / interval.steps,
         }
+
+    def _utilization(self, flops_per_second: float) -> Record:
+        """Memory of this rank, and the share of the peak of all devices, if it is known (MFU)."""
+        if self._device is None:
+            return {}
+        memory: Record = {"peak_memory_bytes": peak_memory(self._device)}
+        if self._peak_tflops is None:
+            return memory
+        peak = self._ranks.world_size * self._peak_tflops * 1e12
+        return {**memory, "mfu": flops_per_second / peak}
 
     def validated(self, state: ResumeState, measured: dict[str, Validation]) -> None:
         """Record the measurement of each validation split."""
@@ -230,6 +253,7 @@ def open_hook(training: Training) -> Hook:
         done=training.state.step,
         corpora=training.corpora,
         recorded=training.record,
+        device=training.device,
     )
 
 

@@ -3,7 +3,6 @@
 Measures `TrialSteps` for the tool `benchmark-train`.
 """
 
-import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ import torch.distributed as dist
 
 from tokamake.config.resolved_run import Run
 from tokamake.runtime.accelerators import known_peak
-from tokamake.runtime.device import synchronize
+from tokamake.runtime.device import device_name, peak_memory, synchronize
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.metrics import model_flops_per_token
 from tokamake.train.numerics import precision_of
@@ -68,7 +67,7 @@ def measure(
         "rows_per_sample": num_rows / (steps * train.global_batch_size),
         "step_seconds": {"median": median, "p10": p10, "p90": p90},
         "split_seconds": _split(trial, step, device, steps=num_timed_steps(steps)),
-        "peak_memory_bytes": _max_over_ranks(_peak_memory(device)),
+        "peak_memory_bytes": _max_over_ranks(peak_memory(device)),
     }
 
 
@@ -115,12 +114,6 @@ def _timed(
         setattr(owner, method, original)
 
 
-def _peak_memory(device: torch.device) -> float:
-    if device.type != "cpu":
-        return float(getattr(torch, device.type).max_memory_allocated(device))
-    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-
-
 def _max_over_ranks(value: float) -> float:
     values: list[float] = [0.0] * dist.get_world_size()
     dist.all_gather_object(values, value)
@@ -145,13 +138,13 @@ def utilization(
     precision, source = precision_of(run), "stated"
     peak = peak_tflops
     if peak is None:
-        peak, source = known_peak(_device_name(device), precision), "data sheet"
+        peak, source = known_peak(device_name(device), precision), "data sheet"
     if peak is None:
         # All ranks at the same time, because they may share cores.
         dist.barrier()
         peak, source = gemm_tflops(DTYPES[precision], device), "matrix product"
     return {
-        "device": _device_name(device),
+        "device": device_name(device),
         "precision": precision,
         "flops_per_token": per_token,
         "model_tflops_per_rank": tflops,
@@ -159,10 +152,6 @@ def utilization(
         "peak_source": source,
         "mfu": tflops / peak,
     }
-
-
-def _device_name(device: torch.device) -> str:
-    return "cpu" if device.type == "cpu" else getattr(torch, device.type).get_device_name(device)
 
 
 def gemm_tflops(dtype: torch.dtype, device: torch.device) -> float:

@@ -30,6 +30,16 @@ def test_encoders_have_accuracies(results: Path) -> None:
     assert after(texts, "Accuracy in validation", 2) == ["tokens", "in the top 5"]
 
 
+def test_memory_and_utilization_are_drawn(results: Path) -> None:
+    with (results / "trial/training/metrics.jsonl").open("a") as metrics:
+        for step in (45, 50):
+            metrics.write(json.dumps({"step": step, "mfu": 0.4, "peak_memory_bytes": 3e9}) + "\n")
+    texts = shown(results).sections["curves"]
+    assert "Utilization of the devices (MFU)" in texts
+    place = texts.index("Peak memory of rank 0")
+    assert texts[place:].count("3") >= 4  # GB: first, lowest, highest, last
+
+
 def test_many_runs_share_a_legend(tmp_path: Path) -> None:
     results = make_results(tmp_path / "results", [f"run{number}" for number in range(7)])
     texts = shown(results).sections["curves"]

@@ -20,7 +20,7 @@ _EVENT = "#B3261E"
 _MAX_CORPORA = 12
 _MAX_LEGEND, _MAX_RAW = 6, 3
 """Runs with legends in each figure, and runs whose noisy metrics are drawn as they are."""
-_NOISY = ("grad_norm", "tokens_per_second", "model_flops_per_second")
+_NOISY = ("grad_norm", "tokens_per_second", "model_flops_per_second", "mfu")
 _SMOOTH = "Running means over about a twentieth of the steps."
 _ACCURACY_NAMES = {"token_accuracy": "tokens", "sample_accuracy": "order of sentences"}
 
@@ -42,6 +42,16 @@ _METRICS = {
         "model_flops_per_second",
         Axes("step", "TFLOP/s", from_zero=True),
         1e-12,
+    ),
+    "Utilization of the devices (MFU)": (
+        "mfu",
+        Axes("step", "share of the peak", y_form="0.0%", from_zero=True),
+        1.0,
+    ),
+    "Peak memory of rank 0": (
+        "peak_memory_bytes",
+        Axes("step", "GB", y_form="0.00", from_zero=True),
+        1e-9,
     ),
 }
 """Title → metric, axes, and unit of a value."""
