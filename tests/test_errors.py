@@ -75,3 +75,27 @@ def test_passwords_of_addresses_are_hidden() -> None:
     text = "http://me:secret@a/ https://secret@b socks5h://me:secret@c:1 hf://gpt2@main"
     expected = "http://***@a/ https://***@b socks5h://***@c:1 hf://gpt2@main"
     assert str(UserError(text)) == expected
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("my.yaml: train.steps: unknown key", "command line: train.steps: unknown key"),
+        ("my.yaml: train: split: '0,1': nothing", "command line: train: split: '0,1': nothing"),
+        ("my.yaml: model.architecture: a.yaml:x=1: no", "command line: model.architecture: a.yaml"),
+        # Settings of the file, and names that only begin alike.
+        ("my.yaml: seed: 'x': no number", "my.yaml: seed"),
+        ("my.yaml: train.steps_more: no", "my.yaml: train.steps_more"),
+        ("run a: train.steps: no", "run a: train.steps: no"),
+    ],
+)
+def test_mistakes_of_the_command_line_are_named_so(message: str, expected: str) -> None:
+    overrides = ["train.steps", "train.split", "model.x"]
+    with pytest.raises(UserError) as error, errors.naming_overrides("my.yaml", overrides):
+        raise UserError(message)
+    assert str(error.value).startswith(expected)
+
+
+def test_divisors_are_a_remedy() -> None:
+    assert errors.divisor(12) == "one of 1, 2, 3, 4, 6, 12"
+    assert errors.divisor(11008) == "a divisor of 11008"

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+_MOST_DIVISORS = 12
 EXIT_USER_ERROR = 2
 """Exit status of commands and of Snakemake after a mistake of the user."""
 
@@ -56,6 +57,14 @@ def choice(name: str, known: Iterable[str], *, other: str = "") -> str:
     return nearest(name, known) or f"choose one of {', '.join(known)}{other}"
 
 
+def divisor(number: int) -> str:
+    """Divisors of a number as a remedy; only the number, if there are many."""
+    divisors = [each for each in range(1, number + 1) if number % each == 0]
+    if len(divisors) > _MOST_DIVISORS:
+        return f"a divisor of {number}"
+    return f"one of {', '.join(map(str, divisors))}"
+
+
 @contextmanager
 def naming(place: str, note: str = "") -> Iterator[None]:
     """Put a place before the message of a user's mistake, and a note after it."""
@@ -63,6 +72,31 @@ def naming(place: str, note: str = "") -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(f"{place}: {error}{note}") from None
+
+
+@contextmanager
+def naming_overrides(source: str, overrides: Iterable[str]) -> Iterator[None]:
+    """Name the command line, not the config file, as the place of a mistake in an override.
+
+    Args:
+        source: place that messages begin with.
+        overrides: dotted names of the settings that the command line gives.
+    """
+    names = [*overrides]
+    if any(name.startswith("model.") for name in names):  # they are joined to the file's name
+        names.append("model.architecture")
+    try:
+        yield
+    except UserError as error:
+        lines = [_moved(line, source, overrides=names) for line in str(error).splitlines()]
+        raise UserError("\n".join(lines)) from None
+
+
+def _moved(line: str, source: str, *, overrides: Iterable[str]) -> str:
+    rest = line.removeprefix(f"{source}: ")
+    path = f"{rest.replace(': ', '.')}."
+    is_override = any(path.startswith(f"{name}.") for name in overrides)
+    return f"command line: {rest}" if rest != line and is_override else line
 
 
 FAILURE_VARIABLE = "JOB_FAILURE_FILE"

@@ -94,7 +94,9 @@ def test_head_dim_follows_from_the_rest_unless_stated() -> None:
     assert Architecture.model_validate_json(wide.model_dump_json()) == wide
     odd = SHAPE | {"hidden_size": 60, "num_attention_heads": 8, "num_key_value_heads": 8}
     assert Architecture(**odd, head_dim=8).query_size == 64
-    with pytest.raises(UserError, match="hidden_size is not a multiple of num_attention_heads"):
+    with pytest.raises(
+        UserError, match="hidden_size: 60: not a multiple of num_attention_heads 8; give 56 or 64"
+    ):
         validate(Architecture, odd, "x")
 
 
@@ -132,3 +134,16 @@ def test_settings_after_the_name_of_a_file_replace_its_settings(tmp_path: Path) 
     ):
         with pytest.raises(UserError, match=message):
             read_architecture(Path(f"{file}:{text}"))
+
+
+def test_sizes_follow_from_the_sizes_that_settings_replace(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(
+        "{family: gpt, hidden_size: 64, intermediate_size: 100, num_hidden_layers: 2,"
+        " num_attention_heads: 4, num_key_value_heads: 4}"
+    )
+    read = read_architecture(Path(f"{file}:hidden_size=128:num_attention_heads=8"))
+    assert (read.intermediate_size, read.num_key_value_heads) == (512, 8)
+    read = read_architecture(Path(f"{file}:hidden_size=128:intermediate_size=99"))
+    assert (read.intermediate_size, read.num_attention_heads) == (99, 4)
+    assert read_architecture(Path(f"{file}:num_hidden_layers=3")).intermediate_size == 100

@@ -169,7 +169,7 @@ INVALID_MODELS: dict[str, tuple[Plan, Plan]] = {
         {"tensor_parallel_size": 2},
         {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 24},
     ),
-    r"tensor_parallel_size: 4: does not divide 50 .intermediate_size.*; give a divisor of 50$": (
+    r"tensor_parallel_size: 4: does not divide 50 .intermediate_size.*; give one of 1, .*, 50$": (
         {"tensor_parallel_size": 4}, {"intermediate_size": 50},
     ),
     "context_parallel_size × 2: 6: does not divide 16 .sequence_length": (

@@ -176,7 +176,9 @@ def test_missing_and_invalid_files_are_refused(tmp_path: Path) -> None:
         "{hidden_size: 10, num_attention_heads: 3, num_key_value_heads: 1, num_hidden_layers: 1,"
         " intermediate_size: 4}"
     )
-    with pytest.raises(UserError, match="hidden_size is not a multiple"):
+    with pytest.raises(
+        UserError, match="hidden_size: 10: not a multiple of num_attention_heads 3; give 9 or 12"
+    ):
         read_architecture(tmp_path / "a.yaml")
 
 

@@ -166,8 +166,8 @@ def test_export_formats_that_do_not_divide_the_model_are_refused() -> None:
     for good in ("hf", "mds-tp2", "mds-pipeline-tp2-pp3", "megatron-pp2-vpp2", "universal-pp4"):
         check_export_format(parse_export_format(good), model)
     for wrong, message in {
-        "mds-tp3": "tp3: does not divide num_attention_heads 8; give a divisor",
-        "mds-tp4": "tp4: does not divide num_key_value_heads 2; give a divisor",
+        "mds-tp3": "tp3: does not divide num_attention_heads 8; give one of 1, 2, 4, 8",
+        "mds-tp4": "tp4: does not divide num_key_value_heads 2; give one of 1, 2",
         "mds-pipeline-pp5": "5 stages: the model has 4 layers; give a number that is no larger",
         "megatron-pp3": "3 stages: the model has 4 layers; give a number that divides them",
     }.items():
@@ -180,3 +180,27 @@ def test_export_formats_that_do_not_divide_the_model_are_refused() -> None:
             check_export_format(parse_export_format(wrong), two_stacks)
     (run,) = read_runs({**BASE, "convert": "mds"}, "my.yaml").values()
     assert run.config.convert == ("mds",)
+
+
+def test_sizes_of_the_section_model_replace_the_file_s() -> None:
+    sizes = {"num_layers": 64, "hidden_size": 8192, "tie_word_embeddings": True}
+    for section, file in (
+        ({"architecture": "a.yaml"}, "a.yaml"),
+        ({}, "config/models/tiny-llama.yaml"),
+    ):
+        run, _ = read_runs({**BASE, "model": {**section, **sizes}}, "my.yaml")["alone"]
+        replaced = "num_hidden_layers=64:hidden_size=8192:tie_word_embeddings=True"
+        assert str(run.model.architecture) == f"{file}:{replaced}"
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"num_layres": 2}, "model: num_layres: unknown key; did you mean num_layers"),
+        ({"rope_scaling": {"factor": 2}}, "rope_scaling: .*: give one value, or write it into"),
+        ({"checkpoint": "x", "hidden_size": 8}, "hidden_size: 8: the checkpoint decides the shape"),
+    ],
+)
+def test_wrong_sizes_of_the_section_model(section: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read_runs({**BASE, "model": section}, "my.yaml")

@@ -183,7 +183,7 @@ def test_a_layout_that_does_not_fit_the_model_is_refused() -> None:
 
 def test_a_format_that_does_not_fit_the_model_is_refused() -> None:
     assert refused(convert=["hf", "mds-tp3"]) == (
-        "my.yaml: convert: mds-tp3: tp3: does not divide num_attention_heads 4; give a divisor"
+        "my.yaml: convert: mds-tp3: tp3: does not divide num_attention_heads 4; give one of 1, 2, 4"
     )
 
 

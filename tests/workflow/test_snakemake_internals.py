@@ -70,6 +70,12 @@ def test_config_files_of_the_command_line(tmp_path: Path) -> None:
     assert names.endswith("a.yaml']")
 
 
+def test_settings_of_the_command_line(tmp_path: Path) -> None:
+    options = ("--config", "train={train_steps: 5}", "seed=1")
+    (names,) = printed(tmp_path, "SNAKEMAKE.overrides", options=options)
+    assert names == "['train.train_steps', 'seed']"
+
+
 def test_paths_and_declared_resources_without_options(tmp_path: Path) -> None:
     expressions = (
         *("SNAKEMAKE.config_files", "SNAKEMAKE.repository"),

@@ -23,7 +23,7 @@ from tokamake.config.fields import Settings, plug_in
 from tokamake.config.objective import objectives_of
 from tokamake.config.rope_scaling import Positive, RopeScaling
 from tokamake.config_files import parse_yaml, read_yaml, unknown_key, validate
-from tokamake.errors import UserError
+from tokamake.errors import UserError, divisor
 
 _KIND = "models/*/model"
 _SETTINGS_FOLLOW = r":(?=\w+=)"
@@ -31,6 +31,8 @@ RETRIEVAL_SETTINGS = (
     *("chunk_length", "first_retrieval_layer", "retrieval_interval", "num_encoder_layers"),
 )
 """Settings of a `retro` that are counts."""
+_OTHER_NAMES = {"num_layers": "num_hidden_layers"}
+"""Name in Megatron → name here."""
 _FOLLOW = ("head_dim", "intermediate_size", "num_key_value_heads")
 """Fields that follow from other fields if they are empty."""
 
@@ -139,10 +141,18 @@ class Architecture(Settings):
         hidden, heads = self.hidden_size, self.num_attention_heads
         if self.head_dim is None:
             if hidden % heads:
-                raise ValueError("hidden_size is not a multiple of num_attention_heads")
+                below = hidden // heads * heads
+                near = " or ".join(str(n) for n in (below, below + heads) if n)
+                raise ValueError(
+                    f"hidden_size: {hidden}: not a multiple of num_attention_heads {heads}; give "
+                    f"{near}, another number of heads, or head_dim"
+                )
             self.__dict__["head_dim"] = hidden // heads  # fields are frozen only once validated
         if heads % self.num_key_value_heads:
-            raise ValueError("num_attention_heads is not a multiple of num_key_value_heads")
+            raise ValueError(
+                f"num_attention_heads: {heads}: not a multiple of num_key_value_heads "
+                f"{self.num_key_value_heads}; give num_key_value_heads {divisor(heads)}"
+            )
         return self
 
     @model_validator(mode="after")
@@ -368,13 +378,49 @@ def architecture_file(path: Path) -> Path:
     return Path(re.split(_SETTINGS_FOLLOW, str(path))[0])
 
 
+def with_settings(file: Any, settings: Mapping[str, Any], *, others: list[str]) -> str:
+    """Name of an architecture's file, followed by settings that replace its own.
+
+    Args:
+        others: further keys, for the message about an unknown one.
+
+    Raises:
+        ValueError: a setting is unknown or no single value, or there is no file.
+    """
+    families = plugins.names(_KIND)
+    own = {name for family in families for name in plugins.constant(_KIND, family, "SETTINGS")}
+    known = dict.fromkeys([*Architecture.model_fields, *sorted(own), *_OTHER_NAMES])
+    for name, value in settings.items():
+        if name not in known:
+            raise ValueError(unknown_key(name, [*others, *known]))
+        if isinstance(value, dict | list) or value is None:
+            raise ValueError(f"{name}: {value!r}: give one value, or write it into a file")
+        if file in (None, "from_checkpoint"):
+            raise ValueError(
+                f"{name}: {value!r}: the checkpoint decides the shape; remove it, or name the file "
+                "of an architecture, too"
+            )
+    named = {_OTHER_NAMES.get(name, name): value for name, value in settings.items()}
+    return ":".join([str(file), *(f"{name}={value}" for name, value in named.items())])
+
+
 def read_architecture(path: Path) -> Architecture:
     """Read a file of config/models; for settings after its name, see `model.architecture`."""
     settings = re.split(_SETTINGS_FOLLOW, str(path))[1:]
     value = read_yaml(architecture_file(path), "fix the path, or choose a file of config/models")
     if isinstance(value, dict):
-        value |= {
+        given = {
             name: parse_yaml(text, str(path))
             for name, _, text in (s.partition("=") for s in settings)
         }
+        value = _without_followers(value, given) | given
     return validate(Architecture, value, str(path))
+
+
+def _without_followers(value: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a file, without sizes that follow from the ones that others replace."""
+    is_resized = "hidden_size" in given or given.get("family") in plugins.names(_KIND)
+    dropped = {"intermediate_size"} if is_resized else set()
+    if value.get("num_key_value_heads") == value.get("num_attention_heads"):
+        dropped |= {"num_key_value_heads"} if "num_attention_heads" in given else set()
+    return {name: each for name, each in value.items() if name not in dropped}

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, BeforeValidator, ValidationInfo, model_validator
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, ValidationInfo, model_validator
 
 from tokamake import plugins
-from tokamake.config.architecture import Architecture
+from tokamake.config.architecture import Architecture, with_settings
 from tokamake.config.fields import Settings, local_path
+from tokamake.errors import divisor
 
 FORMATS = "checkpoint/**/format"
 """Kind of the plug-ins that are checkpoint formats."""
@@ -86,22 +87,33 @@ class ModelSettings(Settings):
         Literal["from_checkpoint"] | Path | None, BeforeValidator(_as_architecture)
     ] = Path("config/models/tiny-llama.yaml")
     """Shape of the model: a file, or from_checkpoint, the default where a checkpoint is named.
-    Settings after the file's name replace its settings: FILE:num_hidden_layers=4:hidden_size=256. A
-    checkpoint must match the file. After a run of the table, rope_theta, rope_scaling and
-    max_position_embeddings may differ. An empty vocab_size is the checkpoint's or the
-    tokenizer's."""
+    Further keys of the section replace its settings, as `model.num_layers=64` on the command line;
+    or settings after the file's name: FILE:num_hidden_layers=4:hidden_size=256. A new hidden_size
+    has the intermediate_size of the family's rule, unless that is given, too. A checkpoint must
+    match the file. After a run of the table, rope_theta, rope_scaling and max_position_embeddings
+    may differ. An empty vocab_size is the checkpoint's or the tokenizer's."""
     checkpoint: Annotated[Path | ParentRun | None, BeforeValidator(_as_checkpoint)] = None
     """Checkpoint to start from: a folder, in any format that `tokamake inspect` reads, or its
     parent whose file `latest` names it; an address of the Hugging Face Hub, hf://ORG/NAME@REVISION;
     or the last checkpoint of another run of the table of runs: {run: NAME}. See train.finetune.
     Empty: random weights."""
 
+    # Settings of the architecture are allowed here, too: they are joined to its file's name.
+    model_config = ConfigDict(json_schema_extra={"additionalProperties": True})
+
     @model_validator(mode="before")
     @classmethod
     def _default_to_the_checkpoint(cls, values: Any) -> Any:
-        if isinstance(values, dict) and values.get("checkpoint") is not None:
-            return {**values, "architecture": values.get("architecture") or "from_checkpoint"}
-        return values
+        if not isinstance(values, dict):
+            return values
+        if values.get("checkpoint") is not None:
+            values = {**values, "architecture": values.get("architecture") or "from_checkpoint"}
+        own = {key: value for key, value in values.items() if key not in cls.model_fields}
+        if not own:
+            return values
+        stated = {key: value for key, value in values.items() if key in cls.model_fields}
+        file = stated.get("architecture", cls.model_fields["architecture"].default)
+        return {**stated, "architecture": with_settings(file, own, others=[*cls.model_fields])}
 
     @model_validator(mode="after")
     def _check_checkpoint_is_named(self) -> "ModelSettings":
@@ -185,7 +197,9 @@ def check_export_format(form: ExportFormat, architecture: Architecture) -> None:
         num_heads = getattr(architecture, name)
         # A single head of keys and values (multi-query) is replicated, not divided.
         if num_heads > 1 and num_heads % tensor:
-            raise ValueError(f"tp{tensor}: does not divide {name} {num_heads}; give a divisor")
+            raise ValueError(
+                f"tp{tensor}: does not divide {name} {num_heads}; give {divisor(num_heads)}"
+            )
     num_stages = form.sizes.get("pipeline_parallel_size", 1)
     num_stages *= form.sizes.get("virtual_pipeline_size", 1)
     stacks = architecture.several_stacks

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from tokamake.config.architecture import Architecture
 from tokamake.config.fields import Settings
-from tokamake.errors import UserError
+from tokamake.errors import UserError, divisor
 
 Size = Annotated[int, Field(ge=1)]
 
@@ -101,7 +101,7 @@ class ParallelSettings(Settings):
         if size % replicas:
             raise UserError(
                 f"train.parallel.data_parallel_replicate_size: {replicas}: does not divide "
-                f"{size} data-parallel ranks; give a divisor"
+                f"{size} data-parallel ranks; give {divisor(size)}"
             )
         return size
 
@@ -166,7 +166,8 @@ class ParallelSettings(Settings):
         if groups % tensor and tensor % groups:
             raise UserError(
                 f"train.parallel.tensor_parallel_size: {tensor}: neither divides {groups} "
-                "key-value heads nor is a multiple of them"
+                f"key-value heads nor is a multiple of them; give {divisor(groups)}, or a multiple "
+                f"of {groups}"
             )
         _divides(tensor_size, (architecture.intermediate_size, "intermediate_size"))
         architecture.check_pipeline_parallel(self.pipeline_parallel_size)
@@ -188,9 +189,9 @@ class ParallelSettings(Settings):
 
 
 def _divides(size: tuple[str, int], whole: tuple[int, str]) -> None:
-    (name, divisor), (number, unit) = size, whole
-    if number % divisor:
+    (name, ranks), (number, unit) = size, whole
+    if number % ranks:
         raise UserError(
-            f"train.parallel.{name}: {divisor}: does not divide {number} ({unit}); give a divisor "
-            f"of {number}"
+            f"train.parallel.{name}: {ranks}: does not divide {number} ({unit}); give "
+            f"{divisor(number)}"
         )

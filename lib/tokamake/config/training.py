@@ -58,7 +58,8 @@ class TrainSettings(_AllFields):
         if self.global_batch_size % self.micro_batch_size:
             raise ValueError(
                 f"global_batch_size {self.global_batch_size} is not a multiple of "
-                f"micro_batch_size {self.micro_batch_size}"
+                f"micro_batch_size {self.micro_batch_size}; make it "
+                f"{-(-self.global_batch_size // self.micro_batch_size) * self.micro_batch_size}"
             )
         self._check_length()
         check_sections(self)

@@ -60,6 +60,11 @@ def check_config_files(paths: Iterable[str | Path]) -> None:
             parse_yaml(text, _shown(path))
 
 
+def shown_files(paths: Iterable[str | Path]) -> str:
+    """Config files as messages name them."""
+    return ", ".join(map(os.path.relpath, paths))
+
+
 def _shown(path: Path) -> str:
     """Path as the user would write it: Snakemake makes paths of `--configfile` absolute."""
     absolute, here = path.absolute(), Path.cwd()
@@ -92,7 +97,7 @@ def read_workflow_config(
         is_main_process: whether Snakemake plans jobs here; a job only reads the plan.
         num_ranks: of a training, for `global_batch_size: null`.
     """
-    source = ", ".join(os.path.relpath(path) for path in config_files)
+    source = shown_files(config_files)
     context = {"num_ranks": num_ranks} | (FETCH if is_main_process else {})
     runs = read_runs(values, source, context=context)
     shared = next(iter(runs.values())).config

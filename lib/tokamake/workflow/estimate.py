@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from tokamake.errors import UserError
+from tokamake.errors import UserError, naming_overrides
 
 if TYPE_CHECKING:
     from tokamake.estimate.run import Allocation
@@ -102,14 +102,10 @@ def _read(
     path: Path, settings: tuple[str, ...], *, num_ranks: int, reads_data: bool
 ) -> "tuple[WorkflowConfig, dict[str, InitialModel]]":
     """Read and check a config as the workflow does; or its runs and models alone."""
-    from tokamake.config.fields import FETCH
-    from tokamake.config.runs import read_runs
+    from tokamake.config.fields import dotted
     from tokamake.config_files import read_yaml
-    from tokamake.data.corpus.plan_file import Plan
-    from tokamake.preflight.initial_models import check_initial_models
-    from tokamake.preflight.planned import WorkflowConfig
     from tokamake.run.command_line import check_config, parse
-    from tokamake.workflow.config import check_workflow_config, read_workflow_config
+    from tokamake.workflow.config import shown_files
 
     check_config(path)
     request = parse(settings)
@@ -118,8 +114,23 @@ def _read(
             f"{[*request.targets, *request.options][0]}: not a setting; write SECTION.KEY=VALUE"
         )
     values = _merged(read_yaml(path, "name your config file"), request.overrides)
+    with naming_overrides(shown_files([path]), dotted(request.overrides)):
+        return _checked(path, values, num_ranks=num_ranks, reads_data=reads_data)
+
+
+def _checked(
+    path: Path, values: dict[str, Any], *, num_ranks: int, reads_data: bool
+) -> "tuple[WorkflowConfig, dict[str, InitialModel]]":
+    """Check a config as `_read` does."""
+    from tokamake.config.fields import FETCH
+    from tokamake.config.runs import read_runs
+    from tokamake.data.corpus.plan_file import Plan
+    from tokamake.preflight.initial_models import check_initial_models
+    from tokamake.preflight.planned import WorkflowConfig
+    from tokamake.workflow.config import check_workflow_config, read_workflow_config, shown_files
+
     if not reads_data:
-        runs = read_runs(values, str(path), context={"num_ranks": num_ranks} | FETCH)
+        runs = read_runs(values, shown_files([path]), context={"num_ranks": num_ranks} | FETCH)
         none = Plan({}, "", (), (), (), (), ())
         config = WorkflowConfig(runs, {}, {}, {}, plan=none, previous_plan=None)
         pretrained = {name: runs[name] for name in config.runs}

@@ -85,6 +85,11 @@ class Snakemake:
         """Files that `--configfile` names."""
         return [str(path) for path in self._workflow.overwrite_configfiles]
 
+    @property
+    def overrides(self) -> list[str]:
+        """Dotted names of the settings that `--config` gives."""
+        return [*dotted(dict(self._workflow.config_settings.config))]
+
     def renamed(self, rule: str) -> str:
         """The name under which Snakemake knows a rule of this workflow."""
         name: str = self._renamed(rule)

@@ -14,7 +14,7 @@ from typing import Any
 from tokamake.config.data_set import RUN
 from tokamake.data.corpus.plan_file import write_plan
 from tokamake.data.urls.url_list import is_url_list, num_urls
-from tokamake.errors import UserError
+from tokamake.errors import UserError, naming_overrides
 from tokamake.preflight.initial_models import InitialModel
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.preflight.planned_changes import check_replaced, write_decisions, write_settings
@@ -25,7 +25,7 @@ from tokamake.runtime.folder_lock import locked
 from tokamake.status.jobs import write_jobs
 from tokamake.units import in_bytes
 from tokamake.workflow.checkpoints import CheckpointRules
-from tokamake.workflow.config import check_workflow_config, read_workflow_config
+from tokamake.workflow.config import check_workflow_config, read_workflow_config, shown_files
 from tokamake.workflow.data import DataRules
 from tokamake.workflow.detoxify import DetoxifyRules
 from tokamake.workflow.doctor import DoctorRules
@@ -117,10 +117,11 @@ def rule_functions(
     os.environ["TOKAMAKE_REPOSITORY"] = str(snakemake.repository)
     snakemake.resolve_launch()
     snakemake.keep_records_beside_outputs()
-    with exit_on_user_error():
+    files = snakemake.config_files or ["config/config.yaml"]
+    with exit_on_user_error(), naming_overrides(shown_files(files), snakemake.overrides):
         checked = read_workflow_config(
             config,
-            snakemake.config_files or ["config/config.yaml"],
+            files,
             is_main_process=is_main,
             num_ranks=num_ranks(snakemake, "train") or 1,
         )

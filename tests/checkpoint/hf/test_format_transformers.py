@@ -115,7 +115,10 @@ def test_rotary_buffers_of_old_checkpoints_are_left_out(folder: Path) -> None:
         ({"rope_parameters": {"rope_theta": "high"}}, "rope_theta: 'high'"),
         ({"vocab_size": "absent"}, "vocab_size: missing"),
         ({"hidden_size": "absent"}, "hidden_size: missing"),
-        ({"num_attention_heads": 3}, "num_attention_heads is not a multiple of num_key_value"),
+        (
+            {"num_attention_heads": 3},
+            "num_attention_heads: 3: not a multiple of num_key_value_heads",
+        ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
 )

@@ -23,7 +23,7 @@ from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.checkpoint.torch_files.allowed_globals import StandIn
 from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor
 from tokamake.config.architecture import Architecture
-from tokamake.errors import UserError
+from tokamake.errors import UserError, divisor
 
 ROOT = "language_model"
 """Name of the module that holds all other modules; DeepSpeed's pipelines lack it."""
@@ -141,7 +141,8 @@ def even_layers(architecture: Architecture, stages: int) -> list[range]:
     if remainder:
         raise UserError(
             f"pipeline_parallel_size × virtual_pipeline_size: {stages}: does not divide "
-            f"{architecture.num_hidden_layers} layers, as Megatron-LM needs; give a divisor"
+            f"{architecture.num_hidden_layers} layers, as Megatron-LM needs; give "
+            f"{divisor(architecture.num_hidden_layers)}"
         )
     return [range(stage * per_stage, (stage + 1) * per_stage) for stage in range(stages)]
 

@@ -16,7 +16,7 @@ from tokamake.checkpoint.megatron_model.padded_vocabulary import padded_rows, pa
 from tokamake.checkpoint.tensors.checkpoint import Target
 from tokamake.checkpoint.tensors.extents import Chunk, row_slices, whole_slices
 from tokamake.config.architecture import Architecture
-from tokamake.errors import UserError
+from tokamake.errors import UserError, divisor
 from tokamake.models.common.megatron_format import MegatronModule
 from tokamake.parallel.axis import Axis, part
 
@@ -78,7 +78,7 @@ class TensorParallelRank:
             if number % size:
                 raise UserError(
                     f"tensor_parallel_size: {size}: does not divide {name} {number}, as Megatron "
-                    "needs; give a divisor"
+                    f"needs; give {divisor(number)}"
                 )
         has_cross_attention = shape.has_decoder or shape.has_neighbors
         if has_cross_attention and shape.num_key_value_heads != shape.num_attention_heads:
@@ -272,7 +272,7 @@ class TensorParallelRank:
         if size % self.axis.size:
             raise UserError(
                 f"tensor_parallel_size: {self.axis.size}: does not divide {size}, the width of "
-                f"{ours}, as Megatron needs; give a divisor"
+                f"{ours}, as Megatron needs; give {divisor(size)}"
             )
         return part(size, self.axis)
 

@@ -23,7 +23,8 @@ class Data(CausalData):
         if train.sequence_length % section.chunk_length:
             raise ValueError(
                 f"sequence_length: {train.sequence_length}: not a multiple of retro.chunk_length "
-                f"{section.chunk_length}; change one of them"
+                f"{section.chunk_length}; make it "
+                f"{-(-train.sequence_length // section.chunk_length) * section.chunk_length}"
             )
         names = ("neighbors", "num_kept", "num_found")
         for lower, upper in pairwise(names):
