@@ -3,30 +3,95 @@
 `make test` proves 60 of them, which have each value of each axis; `make test-all` proves 1,000.
 """
 
-from functools import cache
+import pickle
+from pathlib import Path
 
 import pytest
 
+from tests.support import plug_ins
 from tests.support.compositions import (
     NOT_OF_A_STEP,
     SLOW,
     Composition,
-    assert_proved,
     axes,
-    drawn_compositions,
+    learner_axes,
     learners,
-    shrunk,
+    tasks,
 )
-from tests.support.grids import cover
+from tests.support.drawn_compositions import TIMES, Drawing, drawing, learners_of_pairs
+from tests.support.paths import ROOT
+from tests.support.proved_compositions import assert_proved, shrunk
 from tests.support.ranks import spawn
+from tests.support.shared_folders import made_once
 from tests.support.wrong_factors import FAULTS, prove_with
 from tokamake import plugins
 from tokamake.config.parallel import ParallelSettings
 from tokamake.config.training import TrainSettings
 
-NUM_CHUNKS, CHUNK = 40, 25
 SECTIONS = {"parallel", "optimizer", "dropout", "objective"}
 """Sections of `train` whose settings are axes of their own."""
+STRATIFIED, ALL = 60, 1000
+CHUNK = 20
+
+
+@pytest.fixture(scope="module")
+def thousand(tmp_path_factory: pytest.TempPathFactory) -> Drawing:
+    """All compositions; the first of them are the stratified ones."""
+
+    def make(folder: Path) -> None:
+        (folder / "drawing").write_bytes(pickle.dumps(drawing(ALL)))
+
+    path = made_once(tmp_path_factory, "compositions", make) / "drawing"
+    made: Drawing = pickle.loads(path.read_bytes())
+    return made
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("part", range(4))
+def test_compositions_train_as_one_process(part: int) -> None:
+    assert_proved(drawing(STRATIFIED).drawn[part::4])
+
+
+@pytest.mark.ranks
+@pytest.mark.grid
+@pytest.mark.parametrize("start", range(STRATIFIED, ALL, CHUNK))
+def test_a_thousand_compositions_train_as_one_process(thousand: Drawing, start: int) -> None:
+    assert_proved(thousand.drawn[start : start + CHUNK])
+
+
+@pytest.mark.grid
+def test_a_thousand_compositions_have_each_possible_pair_of_values(thousand: Drawing) -> None:
+    """Each pair that tokamake does not refuse is in several compositions; prints counts by axis."""
+    possible = {pair: n for pair, n in thousand.counts.items() if pair not in thousand.refused}
+    by_axis: dict[str, list[int]] = {}
+    for pair, count in possible.items():
+        for axis, _ in pair:
+            by_axis.setdefault(axis, []).append(count)
+    print(f"{len(possible):,} possible pairs, {len(thousand.refused):,} refused")
+    for axis, counts in sorted(by_axis.items()):
+        print(f"{axis:50} {len(counts):6,} pairs, {min(counts):3} to {max(counts):4} times")
+    assert not {pair: n for pair, n in possible.items() if n < TIMES}
+    for pair, reason in thousand.refused.items():
+        assert not thousand.counts[pair]
+        assert ":" in reason, (pair, reason)  # the setting, and the reason; not the ranks here
+
+
+def test_sixty_compositions_have_each_value() -> None:
+    made = drawing(STRATIFIED)
+    seen = {fact for each in made.drawn for fact in each.facts.items()}
+    assert {fact for pair in made.counts for fact in pair} == seen
+
+
+@pytest.mark.ranks
+@pytest.mark.grid
+def test_compiled_compositions_train_as_one_process() -> None:
+    """A composition of each family. To compile takes seconds, so this is no axis of all pairs."""
+    compiled: dict[str, Composition] = {}
+    for each in drawing(STRATIFIED).drawn:
+        if not each._replace(is_compiled=True).refusal:
+            compiled.setdefault(each.family, each._replace(is_compiled=True))
+    assert {*compiled} == {family for family, _ in learners()}
+    assert_proved(compiled.values())
 
 
 def test_each_setting_is_an_axis_or_is_named() -> None:
@@ -39,30 +104,30 @@ def test_each_setting_is_an_axis_or_is_named() -> None:
         assert f"parallel.{name}" in axes()
 
 
-def test_each_family_learns_something() -> None:
-    assert {family for family, _ in learners()} == {*plugins.names("models/*/model")}
+def test_each_family_and_each_kind_of_task_is_learned() -> None:
+    families, objectives = zip(*learners(), strict=True)
+    assert {*families} == {*plugins.names("models/*/model")}
+    assert {*objectives} >= {*tasks()}
 
 
-@cache
-def stratified() -> list[Composition]:
-    """Compositions that have each value of each axis, family and objective."""
-    drawn = [each for chunk in range(4) for each in drawn_compositions(chunk, CHUNK)]
-    chosen = cover(drawn, lambda each: each.facts)
-    rest = [each for each in drawn if each not in chosen]
-    return chosen + rest[: 60 - len(chosen)]
-
-
-@pytest.mark.ranks
-@pytest.mark.parametrize("part", range(4))
-def test_compositions_train_as_one_process(part: int) -> None:
-    assert_proved(stratified()[part::4])
-
-
-@pytest.mark.ranks
-@pytest.mark.grid
-@pytest.mark.parametrize("chunk", range(NUM_CHUNKS))
-def test_a_thousand_compositions_train_as_one_process(chunk: int) -> None:
-    assert_proved(drawn_compositions(chunk, CHUNK))
+def test_a_new_family_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new = {"models/mixture": ROOT / "tests/support/mixture"}
+    plug_ins.add(tmp_path / "library", monkeypatch, new)
+    cached = (axes, learners, learner_axes, learners_of_pairs, tasks)
+    for function in cached:
+        function.cache_clear()
+    try:
+        made = Drawing()
+        family = next(fact for pair in made.counts for fact in pair if fact[1] == "mixture")
+        while not any(each.family == "mixture" for each in made.drawn):
+            made.draw()
+        drawn = next(each for each in made.drawn if each.family == "mixture")
+        assert family == ("family", "mixture")
+        assert drawn.run().architecture.family == "mixture"
+        assert "architecture.tie_word_embeddings" in drawn.axes
+    finally:
+        for function in cached:
+            function.cache_clear()
 
 
 @pytest.mark.ranks
@@ -85,7 +150,7 @@ def test_without_faults_the_same_compositions_are_proved() -> None:
 
 
 SENSITIVE = [
-    Composition(2, "qwen3", "causal", values, 5685)
+    Composition("qwen3", "causal", values | {"data_parallel_size": 2}, 5685)
     for values in (
         {
             "optimizer.name": "lion",
@@ -109,9 +174,9 @@ def test_rounding_is_no_difference() -> None:
 def test_a_composition_that_fails_is_shown_in_its_smallest_form() -> None:
     drawn = next(
         each
-        for each in drawn_compositions(1, CHUNK)
+        for each in drawing(STRATIFIED).drawn
         if each.value("parallel.tensor_parallel_size") == 2 and len(each.values) > 4
     )
     smallest = shrunk(drawn, lambda each: each.value("parallel.tensor_parallel_size") == 2)
     assert smallest.values == {"parallel.tensor_parallel_size": 2}
-    assert smallest.world_size == 2 * drawn.data_parallel_size
+    assert smallest.world_size == 2

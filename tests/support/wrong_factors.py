@@ -5,7 +5,8 @@ import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tests.support.compositions import Composition, Values, prove_all
+from tests.support.compositions import Composition, Values
+from tests.support.proved_compositions import prove_all
 from tokamake.parallel import (
     collectives,
     loss,
@@ -24,7 +25,9 @@ from tokamake.train.objectives import _in_batch
 def composition(
     world_size: int, values: Values, family: str = "llama", objective: str = "causal"
 ) -> Composition:
-    return Composition(world_size, family, objective, values, 3)
+    single = Composition(family, objective, values, 3)
+    size = world_size // single.world_size
+    return single._replace(values=values | {"data_parallel_size": size})
 
 
 TENSOR = {"parallel.tensor_parallel_size": 2}

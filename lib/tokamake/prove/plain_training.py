@@ -15,6 +15,7 @@ from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.tensors.extents import whole_slices
 from tokamake.config.resolved_run import Run
 from tokamake.models.common.language_model import DropoutRates, Predictions, predictions
+from tokamake.optim._extra_pass import ExtraPass, Relabel
 from tokamake.optim._groups import parameter_groups, set_rates
 from tokamake.optim._sharded_parameters import WholeParameters
 from tokamake.parallel.loss import NO_LABEL
@@ -119,6 +120,8 @@ class _PlainTrainer:
 
     def _step(self, step: int) -> PlainStep:
         self._set_mode("train")
+        if hasattr(self.optimizer, "prepare"):
+            self._make_extra_pass(step)
         self.corpora = torch.zeros(NUM_CORPORA, 2, dtype=torch.float64)
         loss = self._loss(step, numbers=True)
         corpora = tuple((losses, labels) for losses, labels in self.corpora.tolist())
@@ -147,19 +150,10 @@ class _PlainTrainer:
 
     def _loss(self, step: int, *, numbers: bool) -> Tensor | None:
         """Loss of a step's samples; adds up gradients in fp32 if torch records them."""
-        self._round()
-        ids = rank_ids(self.run, SINGLE_RANK, step=step)
-        assert ids.corpora is not None
-        self._corpora = ids.corpora.flatten().tolist()
-        batches = [
-            self.objective.to_batch(rows, sample_numbers=numbers_B if numbers else None)
-            for rows, numbers_B in zip(
-                step_samples(self.objective, step=step), ids.numbers, strict=True
-            )
-        ]
+        batches = self._batches(step, numbers=numbers)
         if self.objective.compares_samples:
             self.objective.look_ahead(self._predict, batches)
-        num_labels = sum(int((batch.labels != NO_LABEL).sum()) for batch in batches)
+        num_labels = _num_labels(batches)
         num_samples = _num_samples(batches)
         if not num_labels + num_samples:
             return None
@@ -167,11 +161,50 @@ class _PlainTrainer:
         for batch in batches:
             loss = self._mean(batch, num_labels=max(1, num_labels), num_samples=max(1, num_samples))
             if loss.requires_grad:
-                scale = self.run.train.loss_scaling.initial_scale if self._is_fp16 else 1.0
-                (loss * scale).backward()
-                self._take_gradients(scale)
+                self._add_gradients(loss)
             total += loss.detach()
         return total
+
+    def _batches(self, step: int, *, numbers: bool) -> list[MicroBatch]:
+        """Micro batches of a step, with the weights rounded for its passes."""
+        self._round()
+        ids = rank_ids(self.objective, SINGLE_RANK, step=step)
+        assert ids.corpora is not None
+        self._corpora = ids.corpora.flatten().tolist()
+        return [
+            self.objective.to_batch(rows, sample_numbers=numbers_B if numbers else None)
+            for rows, numbers_B in zip(
+                step_samples(self.objective, step=step), ids.numbers, strict=True
+            )
+        ]
+
+    def _make_extra_pass(self, step: int) -> None:
+        """Let an optimizer look at gradients with other labels, before those of the step."""
+        batches = self._batches(step, numbers=True)
+        num_labels, vocab_size = _num_labels(batches), self.run.architecture.vocab_size
+        assert vocab_size is not None
+
+        def gradients(relabel: Relabel) -> int:
+            for number, batch in enumerate(batches):
+                logits = self._predict(batch).logits
+                labels = Labels(relabel(number, logits))
+                losses = self.objective.losses(Predictions(logits), labels)
+                self._add_gradients(losses.tokens / max(1, num_labels))
+            return max(1, num_labels)
+
+        self.optimizer.prepare(  # type: ignore[attr-defined]  # of optimizers with an extra pass
+            ExtraPass(
+                gradients=gradients,
+                labels=[batch.labels for batch in batches],
+                label_numbers=[batch.label_numbers for batch in batches],
+                label_shape=lambda: self.objective.label_shape(
+                    step_samples(self.objective, step=step)[0]
+                ),
+                vocab_size=vocab_size,
+                seed=self.run.seed,
+            )
+        )
+        self.optimizer.zero_grad()
 
     def _mean(self, batch: MicroBatch, *, num_labels: int, num_samples: int) -> Tensor:
         """Part of a micro batch in the mean over the labels, and over the samples, of the step."""
@@ -213,8 +246,10 @@ class _PlainTrainer:
             parameter.data = self.masters[name].detach().to(dtype)
             parameter.grad = None
 
-    def _take_gradients(self, scale: float) -> None:
-        """Add the gradients of a micro batch in fp32."""
+    def _add_gradients(self, loss: Tensor) -> None:
+        """Add the gradients of the loss of a micro batch in fp32."""
+        scale = self.run.train.loss_scaling.initial_scale if self._is_fp16 else 1.0
+        (loss * scale).backward()
         for name, parameter in self.model.named_parameters():
             if parameter.grad is None:
                 continue
@@ -226,6 +261,11 @@ class _PlainTrainer:
         """Copies of tensors by their names in checkpoints."""
         rename = self.model.tensor_name
         return {rename(name): tensor.detach().clone() for name, tensor in named.items()}
+
+
+def _num_labels(batches: Sequence[MicroBatch]) -> int:
+    """Tokens of a step that have a label."""
+    return sum(int((batch.labels != NO_LABEL).sum()) for batch in batches)
 
 
 def _num_samples(batches: Sequence[MicroBatch]) -> int:

@@ -117,6 +117,11 @@ class ObjectiveBase(ABC):
         )
 
     @property
+    def num_sequences(self) -> int:
+        """Sequences of a sample, to which dropout gives numbers of their own."""
+        return 1
+
+    @property
     def drops(self) -> bool:
         """Whether a training drops numbers, by the numbers of samples."""
         return any(self.run.train.dropout.rates)

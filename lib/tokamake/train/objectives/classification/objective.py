@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tokamake.config.finetune import FinetuneTask
+from tokamake.config.finetune import FinetuneTask, TaskRun
 from tokamake.models.common.language_model import Predictions
 from tokamake.parallel.loss import NO_LABEL
 from tokamake.train.batch import HostBatch
@@ -23,6 +23,9 @@ from tokamake.train.objectives.classification.rows import (
     read_rows,
 )
 from tokamake.train.objectives.classification.scoring import predictions, scores
+
+_LABELED_SHARE = 0.8
+"""Share of random rows that have a label; other rows fill up a step."""
 
 
 class Objective(TaskObjective):
@@ -63,6 +66,34 @@ class Objective(TaskObjective):
         return [{"row": row, "prediction": label} for row, label in enumerate(labels)]
 
     # ---- From rows to losses ----
+
+    @property
+    def num_sequences(self) -> int:
+        task = self._task
+        return len(task.labels) if task.head == "choice" else 1
+
+    @property
+    def _task(self) -> FinetuneTask:
+        assert isinstance(self.run, TaskRun)
+        return self.run.task
+
+    def random_rows(self, generator: np.random.Generator) -> TaskRows:
+        """Random tokens of two texts; most rows have a label."""
+        train, task = self.run.train, self._task
+        shape = train.micro_batch_size * self.num_sequences, train.sequence_length
+        tokens = generator.integers(self._vocab_size, size=shape)
+        is_second = np.arange(shape[1]) >= generator.integers(shape[1], size=(shape[0], 1))
+        types = is_second * int(self.run.architecture.setting("type_vocab_size") > 1)
+        has_label = generator.random(train.micro_batch_size) < _LABELED_SHARE
+        labels: npt.NDArray[Any]
+        if task.head == "regression":
+            numbers = generator.random(train.micro_batch_size)
+            labels = np.where(has_label, numbers, np.nan).astype(np.float32)
+        else:
+            classes = generator.integers(len(task.labels), size=train.micro_batch_size)
+            labels = np.where(has_label, classes, NO_CLASS)
+        whole = np.ones(shape, np.bool_)
+        return TaskRows(tokens, types, whole, labels, int(has_label.sum()))
 
     def collate(self, rows: TaskRows) -> HostBatch:
         """Hide padding; no token has a label."""

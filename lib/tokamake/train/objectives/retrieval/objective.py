@@ -37,6 +37,8 @@ from tokamake.train.objectives.retrieval.scoring import (
 )
 
 _CPU = torch.device("cpu")
+_LABELED_SHARE = 0.8
+"""Share of random micro batches whose questions all have a passage."""
 
 
 class Objective(InBatchObjective, TaskObjective):
@@ -84,6 +86,26 @@ class Objective(InBatchObjective, TaskObjective):
         return [{"row": row, "place": place} for row, place in enumerate(places)]
 
     # ---- From rows to losses ----
+
+    def random_rows(self, generator: np.random.Generator) -> QuestionBatch:
+        """Random questions; some share a passage, and the last one may only fill up the batch."""
+        assert isinstance(self.run, TaskRun)
+        size, length = self.run.train.micro_batch_size, self.run.train.sequence_length
+        num_passages = 1 + self.run.task.own["hard_negatives"]
+        labels = generator.integers(1, 10 * size, size=(size, num_passages + 1))
+        labels[:, num_passages] = labels[:, 0]  # the positives of a question
+        if generator.random() < 1 - _LABELED_SHARE:
+            labels[-1] = NO_PASSAGE
+        texts = [
+            generator.integers(self._vocab_size, size=(number, length))
+            for number in (size, size * num_passages)
+        ]
+        padding = [
+            np.arange(length) >= generator.integers(1, length + 1, size=(len(each), 1))
+            for each in texts
+        ]
+        num_labels = int((labels[:, 0] != NO_PASSAGE).sum())
+        return QuestionBatch(texts[0], padding[0], texts[1], padding[1], labels, num_labels)
 
     def collate(self, rows: QuestionBatch) -> HostBatch:
         """Hide padding; no token has a label."""

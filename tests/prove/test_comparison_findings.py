@@ -1,0 +1,90 @@
+"""Silently wrong gradients that other trainers had: the same combinations train right here.
+
+docs/explanation/silent-errors.md has a row for each, with the thread and its symptom.
+"""
+
+import ast
+import re
+
+import pytest
+
+from tests.support.compositions import Composition, Values
+from tests.support.paths import ROOT
+from tests.support.proved_compositions import assert_proved
+
+PAGE = ROOT / "docs/explanation/silent-errors.md"
+HERE = "tests/prove/test_comparison_findings.py::test_findings_of_other_trainers"
+
+
+def composition(values: Values, family: str = "llama", objective: str = "causal") -> Composition:
+    return Composition(family, objective, values, 11)
+
+
+DATA = {"data_parallel_size": 2}
+TENSOR = {"parallel.tensor_parallel_size": 2}
+SEQUENCE = TENSOR | {"parallel.sequence_parallel": True}
+CONTEXT = {"parallel.context_parallel_size": 2}
+PIPELINE = {"parallel.pipeline_parallel_size": 2}
+TIED = {"architecture.tie_word_embeddings": True}
+UNEQUAL = {"eod_mask_loss": True, "reset_attention_mask": True}
+"""Rows, micro batches and ranks have unequal numbers of labels."""
+
+FINDINGS: dict[str, list[Composition]] = {
+    "labels_differ_by_rank": [
+        composition(UNEQUAL | {"data_parallel_size": 4}),
+        composition(UNEQUAL | DATA | TENSOR),
+    ],
+    "labels_differ_by_micro_batch": [
+        composition(UNEQUAL | DATA | {"num_micro_batches": 4, "micro_batch_size": 1})
+    ],
+    "pipeline_with_unequal_labels": [composition(UNEQUAL | PIPELINE | {"num_micro_batches": 4})],
+    "pipeline_with_accumulation": [
+        composition(PIPELINE | DATA | {"num_micro_batches": 4, "zero_stage": 2})
+    ],
+    "norm_over_pipeline_stages": [
+        composition(PIPELINE | {"gradient_clipping": 0.05, "optimizer.name": "sgd"}),
+        composition(PIPELINE | TENSOR | TIED | {"optimizer.name": "sgd"}, "gpt"),
+    ],
+    "tied_embeddings_of_sharded_states": [
+        composition(PIPELINE | DATA | TIED | {"zero_stage": stage}) for stage in (1, 2)
+    ],
+    "context_parallel_labels": [
+        composition(UNEQUAL | CONTEXT),
+        composition(UNEQUAL | CONTEXT | DATA | {"num_micro_batches": 1}),
+    ],
+    "context_parallel_attention": [
+        composition(CONTEXT | {"parallel.context_parallel_method": method})
+        for method in ("ring", "ulysses")
+    ],
+    "norms_in_sequence_parallel": [composition(SEQUENCE), composition(SEQUENCE, "gpt")],
+    "norms_of_heads_without_sequence_parallel": [
+        composition(TENSOR, "qwen3"),
+        composition(TENSOR | {"architecture.num_key_value_heads": 1}, "qwen3"),
+    ],
+    "divided_parameters_in_the_norm": [composition(TENSOR | {"optimizer.name": "sgd"}, "gpt")],
+    "replicated_parameters_in_the_norm": [
+        composition(TENSOR | {"architecture.num_key_value_heads": 1, "optimizer.name": "sgd"}),
+    ],
+    "heads_of_samples": [
+        composition(DATA | TENSOR, "bert", "masked"),
+        composition(DATA | TENSOR, "bert", "cola"),
+    ],
+}
+
+
+@pytest.mark.ranks
+@pytest.mark.grid
+@pytest.mark.parametrize("name", FINDINGS)
+def test_findings_of_other_trainers(name: str) -> None:
+    assert_proved(FINDINGS[name])
+
+
+def test_the_page_names_each_test() -> None:
+    named = re.findall(r"`(tests/\S+)`", PAGE.read_text(encoding="utf-8"))
+    assert {*named} >= {f"{HERE}[{name}]" for name in FINDINGS}
+    for each in named:
+        path, _, test = each.partition("::")
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        function, _, case = test.partition("[")
+        assert function in {each.name for each in tree.body if isinstance(each, ast.FunctionDef)}
+        assert not case or case.removesuffix("]") in FINDINGS

@@ -1,0 +1,182 @@
+"""Compositions that cover every pair of values of two axes several times.
+
+Pairs that tokamake refuses are impossible: the config and its checks decide that, no list here.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from functools import cache
+from itertools import combinations
+from typing import Any
+
+from tests.support.compositions import (
+    EFFECTS,
+    Composition,
+    changed,
+    known_plug_ins,
+    learner_axes,
+    learners,
+)
+
+TIMES = 5
+"""Compositions that have each pair."""
+USUAL_RANKS = (2, 2, 4, 4, 8)
+"""Most ranks of a composition, unless its pair needs more."""
+_CONTEXTS = 40
+"""Compositions that a pair is tried in before it counts as refused."""
+_CHANGED = 0.4
+"""Share of axes whose value is drawn where no pair needs one."""
+Fact = tuple[str, Any]
+"""An axis and its value."""
+Pair = tuple[Fact, Fact]
+
+
+def pairs(facts: dict[str, Any]) -> Iterator[Pair]:
+    """Pairs of values of two axes, by the names of the axes."""
+    return combinations(sorted(facts.items(), key=lambda fact: fact[0]), 2)
+
+
+@cache
+def learners_of_pairs() -> dict[Pair, list[tuple[str, str]]]:
+    """All pairs whose values have an effect together, with the learners that have both axes."""
+    found: dict[Pair, list[tuple[str, str]]] = {}
+    for family, objective in learners():
+        of_learner = {"family": (family,), "objective": (objective,)}
+        values = {**learner_axes(family, objective), **of_learner}
+        for first, second in combinations(sorted(values), 2):
+            for pair in ((a, b) for a in values[first] for b in values[second]):
+                named = (first, pair[0]), (second, pair[1])
+                if not any(_without_effect(*each) for each in (named, named[::-1])):
+                    found.setdefault(named, []).append((family, objective))
+    return found
+
+
+def _without_effect(fact: Fact, other: Fact) -> bool:
+    axis, *values = EFFECTS.get(fact[0], ("",))
+    return axis == other[0] and other[1] in values
+
+
+class Drawing:
+    """Draws compositions, each for the pair that fewest of them have so far.
+
+    Attributes:
+        counts: number of compositions with each pair.
+        refused: pairs that tokamake refuses in each context, with the reason in one of them.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self._generator = random.Random(seed)
+        self.counts = Counter[Pair](dict.fromkeys(learners_of_pairs(), 0))
+        self.refused: dict[Pair, str] = {}
+        self.drawn: list[Composition] = []
+        order = [*self.counts]
+        self._generator.shuffle(order)
+        self._missing = order
+        """Pairs that are needed, except refused ones."""
+
+    def draw(self) -> Composition:
+        """The next composition."""
+        base, kept = self._base()
+        composition = self._filled(base, kept)
+        self.drawn.append(composition)
+        for pair in pairs(composition.facts):
+            self.counts[pair] += 1
+        return composition
+
+    def refuse_rest(self) -> None:
+        """Find out which pairs without a composition tokamake refuses."""
+        for pair in [each for each, count in self.counts.items() if not count]:
+            if pair not in self.refused and self._placed(pair) is None:
+                assert pair in self.refused
+
+    def _base(self) -> tuple[Composition, dict[str, Any]]:
+        """A composition with a missing pair, and the facts that must stay."""
+        counts = self.counts
+        self._missing = [each for each in self._missing if counts[each] < TIMES]
+        for pair in sorted(self._missing, key=lambda each: counts[each]):
+            if pair not in self.refused and (placed := self._placed(pair)):
+                return placed, dict(pair)
+        family, objective = self._generator.choice(learners())
+        return self._new(family, objective), {}
+
+    def _new(self, family: str, objective: str) -> Composition:
+        return Composition(family, objective, {}, self._generator.randrange(10_000))
+
+    def _placed(self, pair: Pair) -> Composition | None:
+        """A composition with a pair; None: tokamake refuses it in all contexts."""
+        of_pair = learners_of_pairs()[pair]
+        reason = ""
+        for start in self._contexts(pair, of_pair):
+            for facts in (pair, pair[::-1]):
+                composition = start
+                for axis, value in facts:
+                    if axis not in ("family", "objective"):
+                        composition = _with_effect(composition, axis)
+                        composition = changed(composition, axis, value)
+                if dict(pair).items() <= composition.facts.items():
+                    if not (refusal := composition.refusal):
+                        return composition
+                    reason = reason or refusal
+        self.refused[pair] = reason
+        return None
+
+    def _contexts(self, pair: Pair, of_pair: list[tuple[str, str]]) -> Iterator[Composition]:
+        """Compositions to place a pair in: defaults of each learner, then drawn ones."""
+        for learner in self._generator.sample(of_pair, len(of_pair)):
+            yield self._new(*learner)
+        known = {*of_pair}
+        others = [each for each in self.drawn if (each.family, each.objective) in known]
+        with_one = [each for each in others if {*pair} & {*each.facts.items()}]
+        yield from self._generator.sample(with_one, min(_CONTEXTS, len(with_one)))
+
+    def _filled(self, composition: Composition, kept: dict[str, Any]) -> Composition:
+        """Choose the other axes one after the other, with the pairs that are still needed."""
+        most = max(self._generator.choice(USUAL_RANKS), composition.world_size)
+        decided = {**kept, "family": composition.family, "objective": composition.objective}
+        rest = [axis for axis in composition.axes if axis not in decided]
+        for axis in self._generator.sample(rest, len(rest)):
+            values = composition.axes[axis]
+            if not composition.has_effect(axis) or len(values) == 1:
+                continue
+            for value in self._best(axis, values, decided=decided):
+                new = changed(composition, axis, value)
+                fits = new.world_size <= most and kept.items() <= new.facts.items()
+                if new == composition or (fits and not new.refusal):
+                    composition = new
+                    break
+            decided[axis] = composition.value(axis)
+        return composition
+
+    def _best(self, axis: str, values: Iterable[Any], *, decided: dict[str, Any]) -> list[Any]:
+        """Values of an axis, the one with most missing pairs first; else at random."""
+        generator, (default, *_) = self._generator, values
+        gains = {value: self._gain((axis, value), decided) for value in values}
+        if not any(gains.values()) and generator.random() > _CHANGED:
+            return [default]
+        return sorted(gains, key=lambda value: (-gains[value], generator.random()))
+
+    def _gain(self, fact: Fact, decided: dict[str, Any]) -> int:
+        counts = self.counts
+        others = decided.items()
+        ordered = ((fact, each) if fact[0] < each[0] else (each, fact) for each in others)
+        return sum(counts.get(pair, TIMES) < TIMES for pair in ordered)
+
+
+def _with_effect(composition: Composition, axis: str) -> Composition:
+    """The composition with a value of another axis that gives this one an effect."""
+    if composition.has_effect(axis):
+        return composition
+    other, *without = EFFECTS[axis]
+    value = next(each for each in composition.axes[other] if each not in without)
+    return changed(composition, other, value)
+
+
+@cache
+def drawing(count: int) -> Drawing:
+    """The first compositions, which are the same in each process."""
+    with known_plug_ins():
+        made = Drawing()
+        for _ in range(count):
+            made.draw()
+    return made

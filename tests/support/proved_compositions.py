@@ -1,0 +1,69 @@
+"""Proofs of compositions on ranks of this machine; one that fails is shown in its smallest form."""
+
+import os
+from collections.abc import Callable, Iterable
+from functools import partialmethod
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.support.compositions import Composition, known_plug_ins
+from tests.support.ranks import RanksFailed, spawn
+from tokamake.prove.comparison import differences
+from tokamake.runtime.ranks import Ranks
+
+
+def prove_all(compositions: list[Composition]) -> list[list[str]]:
+    """Prove compositions on these ranks; returns the differences of each."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    os.environ["LOCAL_RANK"] = str(rank)
+    ranks = Ranks(rank, size, rank, size)
+    # Its graphs are what layouts meet; to compile kernels would take half a minute.
+    compile_module = partialmethod(nn.Module.compile, backend="aot_eager")
+    with known_plug_ins(), patch.object(nn.Module, "compile", compile_module):
+        return [differences(each.run(), ranks, device=torch.device("cpu")) for each in compositions]
+
+
+def failures(compositions: Iterable[Composition]) -> list[tuple[Composition, str]]:
+    """Compositions that fail, each with its first difference or error."""
+    by_size: dict[int, list[Composition]] = {}
+    for each in compositions:
+        by_size.setdefault(each.world_size, []).append(each)
+    found = []
+    for size, group in by_size.items():
+        try:
+            of_each = spawn(prove_all, size, group, timeout=900)[0]
+        except RanksFailed as error:
+            # One of them has ended the ranks of all.
+            if len(group) > 1:
+                found += [failure for each in group for failure in failures([each])]
+                continue
+            of_each = [[str(error)]]
+        found += [(each, lines[0]) for each, lines in zip(group, of_each, strict=True) if lines]
+    return found
+
+
+Fails = Callable[[Composition], object]
+"""Whether a composition fails."""
+
+
+def shrunk(composition: Composition, fails: Fails) -> Composition:
+    """The smallest composition that still fails: each axis in turn gets its default."""
+    for axis in [*composition.values]:
+        values = {name: value for name, value in composition.values.items() if name != axis}
+        smaller = composition._replace(values=values)
+        if not smaller.refusal and fails(smaller):
+            return shrunk(smaller, fails)
+    return composition
+
+
+def assert_proved(compositions: Iterable[Composition]) -> None:
+    """Check that all compositions train as one process; the message has the smallest that fails."""
+    if not (failed := failures(compositions)):
+        return
+    smallest = shrunk(failed[0][0], lambda each: failures([each]))
+    ((_, line),) = failures([smallest])
+    pytest.fail(f"{len(failed)} compositions fail; the smallest form of one:\n{smallest}{line}")
