@@ -72,6 +72,8 @@ NOT_OF_A_STEP = {
     *("train_samples", "train_tokens", "split", "split_rule", "blend", "within_corpus", "fim"),
     *("separate_last_epoch", "drop_last_partial_sequence", "schedule", "loss_scaling"),
     *("on_bad_step", "skip_data", "deterministic", "deepspeed", "verify_data", "log_interval"),
+    *("verify_interval", "sample_interval", "sample_prompts", "sample_tokens"),
+    "sample_temperature",
     *("init_timeout_seconds", "train_timeout_seconds", "log_style", "log_settings", "trackers"),
     *("profile_steps", "evaluation_interval", "evaluation_steps", "save_interval", "keep_last"),
     *("keep_every", "keep_best", "segment_steps", "global_batch_size"),

@@ -42,6 +42,14 @@ def test_two_ranks_equal_one(single: Path, double: Path) -> None:
     assert summary(double)["world_size"] == 2
 
 
+@pytest.mark.ranks
+def test_checks_of_the_hardware_change_no_bit(root: Path, double: Path) -> None:
+    config = make_run(root, "verified", verify_interval=1)
+    train(config, ranks=2)
+    assert losses(config) == losses(double)
+    assert_equal_weights(config, double, rtol=0, atol=0)
+
+
 @pytest.mark.grid
 @pytest.mark.ranks
 def test_mpiexec_starts_the_same_run(root: Path, double: Path) -> None:

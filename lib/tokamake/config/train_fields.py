@@ -165,6 +165,10 @@ class TrainFields(Settings):
     train_timeout_seconds: Annotated[float, Field(gt=0)] = 600.0
     """Seconds without progress after which the run counts as hung, once its first step is done.
     Choose a time that is longer than a step, and longer than a rank waits for a checkpoint."""
+    verify_interval: Annotated[int, Field(ge=1)] | None = None
+    """Steps between checks of the hardware: each rank computes a micro batch twice, and other bits
+    end the job with the names of the hosts, which the next job leaves out. A check takes as long as
+    two micro batches. Needs `deterministic: true` on accelerators. Empty: no checks."""
     log_interval: Annotated[int, Field(ge=1)] = 10
     """Steps between log lines; train_steps turns off all but the first and the last."""
     log_style: Literal["plain", "megatron"] = "plain"

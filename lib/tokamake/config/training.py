@@ -77,6 +77,7 @@ class TrainSettings(_AllFields):
         self._check_extra_pass()
         self._check_dropout()
         self._check_compile()
+        self._check_verification()
         self._check_split_backward()
         self._check_retention()
         self._check_samples()
@@ -224,6 +225,14 @@ class TrainSettings(_AllFields):
                 "interleaved_1f1b"
             )
 
+    def _check_verification(self) -> None:
+        size = self.parallel.pipeline_parallel_size
+        if self.verify_interval and size > 1:
+            raise ValueError(
+                f"verify_interval: {self.verify_interval}: a pipeline of {size} ranks passes the "
+                "error of one rank to all, so that none can be named; remove it"
+            )
+
     def _check_length(self) -> None:
         lengths = [name for name in LENGTHS if getattr(self, name) is not None]
         if len(lengths) > 1:
@@ -329,7 +338,7 @@ ADDED_SETTINGS = (
     *("verify_data", "keep_last", "keep_every", "keep_best"),
     *("init_timeout_seconds", "train_timeout_seconds"),
     *("on_bad_step", "skip_data", "loss_scaling", "log_style", "trackers"),
-    *("profile_steps", "log_layer_norms", "log_corpus_losses", "load_optimizer"),
+    *("profile_steps", "log_layer_norms", "log_corpus_losses", "load_optimizer", "verify_interval"),
     *("sample_interval", "sample_prompts", "sample_tokens", "sample_temperature"),
     *("deepspeed", "dropout", "objective", "masking", "pack_samples", "log_settings"),
     *SECTIONS,

@@ -115,8 +115,13 @@ def check_precision(train: TrainSettings, device: "torch.device") -> None:
 
 
 def check_deterministic(run: Run, device: "torch.device") -> None:
-    """Refuse an optimizer that has no deterministic algorithm on a device."""
-    optimizer = run.train.optimizer
+    """Refuse settings that need a deterministic algorithm where a device has none."""
+    optimizer, interval = run.train.optimizer, run.train.verify_interval
+    if interval and device.type != "cpu" and not run.train.deterministic:
+        raise UserError(
+            f"train.verify_interval: {interval}: kernels of {device.type} may round differently "
+            "each time; set train.deterministic to true, or remove it"
+        )
     if run.train.deterministic and device.type != "cpu" and not optimizer.facts.deterministic:
         raise UserError(
             f"train.deterministic: true: optimizer {optimizer.name} has no deterministic algorithm "

@@ -24,6 +24,7 @@ INPUTS = "inputs"
 _RECORD_KEYS = {"index", "datasets", "tokenizers", "weights"}
 WITHOUT_EFFECT = {
     *("on_change", "init_timeout_seconds", "train_timeout_seconds", "verify_data"),
+    "verify_interval",
     "on_bad_step",  # its effect, if there is any, is in the checkpoint's state.json
     *("log_interval", "log_style", "log_settings", "log_layer_norms", "log_corpus_losses"),
     *("trackers", "profile_steps", "segment_steps", "evaluation_interval", "evaluation_steps"),

@@ -43,10 +43,14 @@ class Tolerance(NamedTuple):
 TOLERANCES = {
     "fp32": Tolerance(1e-5, 1e-4, 1e-3),
     "bf16": Tolerance(2e-2, 3e-1, 5e-1),
-    "fp16": Tolerance(5e-3, 1e-1, 3e-1),
+    "fp16": Tolerance(2e-2, 1e-1, 3e-1),
 }
 """By the precision of a run."""
-_AFTER_JUMPS = Tolerance(1e-2, 0.5, math.inf)
+_AFTER_JUMPS = {
+    "fp32": Tolerance(1e-2, 0.5, math.inf),
+    "bf16": Tolerance(5e-2, math.inf, math.inf),
+    "fp16": Tolerance(5e-2, math.inf, math.inf),
+}
 """Once weights differ as in `_JUMPS`."""
 _JUMPS = {"fp32": 0.1, "bf16": 0.6, "fp16": 0.4}
 """Largest difference of all updates together, relative to them, that rounding explains: optimizers
@@ -141,7 +145,7 @@ class _Comparison:
             return
         total = math.hypot(*(each.apart * each.scale for each in found))
         if total <= _JUMPS[precision_of(self._run)] * math.hypot(*(each.scale for each in found)):
-            self._tolerance = _AFTER_JUMPS
+            self._tolerance = _AFTER_JUMPS[precision_of(self._run)]
         else:
             self._add(f"weights after step {number + 1}", found, most=self._tolerance.updates)
 

@@ -196,6 +196,12 @@ class PipelineStages:
         losses, self.sample_losses = self.sample_losses, []
         return torch.stack(losses).sum(0) if losses else torch.zeros(2, device=self._device)
 
+    def forget_losses(self) -> None:
+        """Drop losses of samples and rows that no step counts."""
+        self.sample_losses.clear()
+        if self.row_losses is not None:
+            self.row_losses.clear()
+
     def take_measured(self) -> Tensor:
         """(metrics, 2) sums of the measurements since the last call."""
         measured, self.measured = self.measured, []

@@ -185,6 +185,7 @@ class Trainer:
         self.heartbeat.beat("reads samples")
         batch = next(self.steps)
         if batch.micro_batches:
+            self._verify(batch)
             self.heartbeat.beat("trains")
             reading = time.perf_counter() - begin
             result = self.engine.train_step(
@@ -215,6 +216,19 @@ class Trainer:
         for hook in self.hooks:
             hook.end_step(finished)
         return result
+
+    def _verify(self, batch: StepBatch) -> None:
+        """Look for faulty hardware if `train.verify_interval` says so."""
+        step, interval = self.state.step + 1, self.run.train.verify_interval
+        if not interval or step % interval:
+            return
+        self.heartbeat.beat("computes a micro batch twice")
+        self.engine.check_repeats(
+            batch.micro_batches,
+            samples=self.sampler.sample_ids(batch),
+            hosts=self.heartbeat.hosts,
+            step=step,
+        )
 
     def learning_rate(self) -> float:
         """Learning rate of the next step; bad steps lower it."""
