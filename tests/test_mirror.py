@@ -165,7 +165,9 @@ TESTED_THROUGH = {
     "workflow/test_detoxify.py": ["preflight/detoxify"],
     "train/test_trainer_hooks.py": ["train/hooks/__init__"],
     "train/test_trainer.py": ["train/index_sampler", "train/sampler"],
-    "prove/test_comparison.py": ["prove/engine_tensors", "prove/plain_training"],
+    "prove/test_comparison.py": [
+        *("prove/engine_tensors", "prove/plain_training", "prove/random_samples"),
+    ],
     "prove/test_prove.py": ["prove/local_ranks"],
     "train/test_memory.py": ["models/common/costs", "train/startup_log"],
     "train/trials/test_trial_steps.py": [

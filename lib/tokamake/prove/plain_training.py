@@ -4,7 +4,7 @@ It shares the model, the losses and the update rule of the optimizer with a run,
 divides a run among ranks. Where a layout differs from it, the layout is wrong.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -51,6 +51,18 @@ class PlainTraining(NamedTuple):
     steps: list[PlainStep]
     initial: dict[str, Tensor]
     """Weights before the first step, fp32."""
+
+    def converted(self, convert: Callable[[Any], Any]) -> "PlainTraining":
+        """The same with another kind of tensors."""
+
+        def each(tensors: dict[str, Any]) -> dict[str, Any]:
+            return {name: convert(tensor) for name, tensor in tensors.items()}
+
+        steps = [
+            step._replace(gradients=each(step.gradients), weights=each(step.weights))
+            for step in self.steps
+        ]
+        return self._replace(steps=steps, initial=each(self.initial))
 
 
 def rates(run: Run, step: int) -> dict[str, float]:

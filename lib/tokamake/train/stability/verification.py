@@ -36,7 +36,7 @@ def check_ranks_repeat(
             tried again without it.
     """
     state = random_state()
-    first, second = (_sums_of_bits(passes, modules, state) for _ in range(2))
+    first, second = (_sums_of_bits(passes, modules, state=state) for _ in range(2))
     set_random_state(state)
     same: list[Any] = [None] * len(hosts)
     dist.all_gather_object(same, torch.equal(first, second))
@@ -55,7 +55,7 @@ def check_ranks_repeat(
 
 
 def _sums_of_bits(
-    passes: Callable[[], Tensor], modules: Sequence[nn.Module], state: dict[str, Any]
+    passes: Callable[[], Tensor], modules: Sequence[nn.Module], *, state: dict[str, Any]
 ) -> Tensor:
     """Sum of the bits of the loss, and of each parameter's gradient on this rank alone."""
     set_random_state(state)
