@@ -1,5 +1,6 @@
 """The page in a real Chromium: figures are drawn, quickly, without errors, and react to keys."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,3 +86,48 @@ def test_keys_zoom_and_names_hide_curves(browser: webdriver.Chrome, page: Path) 
     assert button.get_attribute("aria-pressed") == "false"
     hidden = "return plots.get('figure-3').renderers.find(each => each.name === 'run1').visible"
     assert browser.execute_script(hidden) is False
+
+
+@pytest.fixture(scope="module")
+def spiked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page about a run with a spike at step 20."""
+    results = make_results(tmp_path_factory.mktemp("spiked") / "results")
+    event = {"step": 20, "case": "spike", "reason": "high", "documents": {"code-0000": [1, 2]}}
+    (results / "trial/training/events.jsonl").write_text(json.dumps(event) + "\n")
+    report(results)
+    return results / "report.html"
+
+
+def command(browser: webdriver.Chrome) -> str:
+    text: str = browser.find_element(By.CSS_SELECTOR, ".trace output").text
+    return text.replace(str(Path(browser.current_url).parent), "").replace("file:", "")
+
+
+def test_a_click_on_a_curve_shows_the_documents_of_its_step(
+    browser: webdriver.Chrome, spiked: Path
+) -> None:
+    opened(browser, spiked, width=1280, scheme="light")
+    batch = browser.find_element(By.CSS_SELECTOR, "details.batch")
+    assert batch.get_attribute("open") is None
+    loss = "[...plots].find(([id]) => document.getElementById(id).ariaLabel.startsWith('Loss:'))"
+    place = browser.execute_script(
+        f"const [id, plot] = {loss}, view = Bokeh.index.find_one(plot),"
+        "  canvas = document.getElementById(id);"
+        "canvas.scrollIntoView({block: 'center'});"
+        "const box = canvas.getBoundingClientRect(), sx = view.frame.x_scale.compute(20);"
+        "return [sx - box.width / 2, view.frame.bbox.vcenter - box.height / 2, id]"
+    )
+    canvas = browser.find_element(By.ID, place[2])
+    actions = webdriver.ActionChains(browser)
+    actions.move_to_element_with_offset(canvas, int(place[0]), int(place[1])).click().perform()
+    WebDriverWait(browser, 10).until(lambda _: batch.get_attribute("open"))
+    assert " trial/run.yaml 20 0" in command(browser).replace("/trial", " trial")
+
+
+def test_keys_name_a_step(browser: webdriver.Chrome, spiked: Path) -> None:
+    opened(browser, spiked, width=400, scheme="dark")
+    assert not browser.execute_script(OVERFLOWS)
+    field = browser.find_element(By.CSS_SELECTOR, ".trace input")
+    field.send_keys(Keys.CONTROL, "a")
+    field.send_keys("35")
+    assert command(browser).endswith("/trial/run.yaml 35 0")

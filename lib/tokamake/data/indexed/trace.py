@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,13 @@ def _print_text(text: str, max_characters: int) -> None:
 
 def origin(prefix: Path, document: int) -> str:
     """Return the raw file and line (or row, or record) of a document, as text."""
-    return _describe(*_locate(prefix, _read_manifest(prefix), document=document))
+    return origins(prefix, [document])[0]
+
+
+def origins(prefix: Path, documents: Iterable[int]) -> list[str]:
+    """`origin` of several documents of a dataset."""
+    manifest = _read_manifest(prefix)
+    return [_describe(*_locate(prefix, manifest, document=number)) for number in documents]
 
 
 def document_of(dataset: IndexedDataset, sequence: int) -> int:

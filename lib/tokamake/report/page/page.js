@@ -12,6 +12,11 @@ async function draw(script) {
   if (matchMedia("(pointer: coarse)").matches) plot.toolbar.active_drag = null;
   plots.set(holder.id, plot);
   holder.addEventListener("keydown", (event) => zoom(event, plot));
+  if (form?.closest("section").contains(holder))
+    plot.on_event("tap", (event) => {
+      const table = trace(...nearest(plot, event));
+      (table ?? form).scrollIntoView({block: "center"});
+    });
   holder.dataset.drawn = "yes";
 }
 
@@ -44,6 +49,48 @@ document.addEventListener("click", (event) => {
     for (const renderer of plots.get(holder.id)?.renderers ?? [])
       if (renderer.name === button.dataset.line) renderer.visible = shown;
 });
+
+// Documents of a step: a click on a curve, or the form, names it. Bad steps have a table of them.
+const form = document.querySelector("form.trace");
+
+function trace(run, step) {
+  const [choice, input, output] = form.querySelectorAll("select, input, output");
+  const option = [...choice.options].find((each) => each.dataset.run === run) ?? choice.options[0];
+  choice.value = option.value;
+  input.value = step;
+  output.firstChild.textContent = `tokamake trace-sample ${choice.value} ${step} 0`;
+  for (const batch of document.querySelectorAll("details.batch"))
+    batch.open = batch.dataset.run === option.dataset.run && Number(batch.dataset.step) === step;
+  return document.querySelector("details.batch[open]");
+}
+
+// The curve that is nearest to a point, and its step; a bad step nearby comes first.
+function nearest(plot, event) {
+  const {start, end} = plot.x_range, margin = (end - start) / 60;
+  let best = {};
+  for (const renderer of plot.renderers) {
+    const {x, y} = renderer.data_source.data;
+    for (let i = 0; i < x.length; i++) {
+      const gap = Math.abs(x[i] - event.x), rise = Math.abs(y[i] - event.y);
+      if (best.gap === undefined || gap < best.gap || (gap === best.gap && rise < best.rise))
+        best = {gap, rise, run: renderer.name, step: Math.round(x[i])};
+    }
+  }
+  const bad = [...document.querySelectorAll("details.batch")].map((each) => each.dataset)
+    .filter((each) => Math.abs(each.step - event.x) < margin)
+    .sort((a, b) => Math.abs(a.step - event.x) - Math.abs(b.step - event.x))[0];
+  return bad ? [bad.run, Number(bad.step)] : [best.run, best.step];
+}
+
+if (form) {
+  const chosen = () => {
+    const [choice, input] = form.querySelectorAll("select, input");
+    trace(choice.selectedOptions[0].dataset.run, Number(input.value));
+  };
+  form.addEventListener("input", chosen);
+  form.addEventListener("submit", (event) => { event.preventDefault(); chosen(); });
+  chosen();
+}
 
 (async () => {
   for (const script of document.querySelectorAll("script[data-figure]")) {

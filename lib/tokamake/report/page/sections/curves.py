@@ -8,6 +8,7 @@ import pandas as pd
 
 from tokamake import results
 from tokamake.report import html_pages
+from tokamake.report.page import batch_documents
 from tokamake.report.page.contents import PageContents
 from tokamake.report.page.figures import PALE, Axes, Curve, color, dash, legend
 from tokamake.report.page.series import Floats, measured, smooth
@@ -78,7 +79,11 @@ def render(contents: PageContents) -> str:
         shown = ""
     elif shown:
         shown = f'<p class="note">Hide or show a run in all figures of this section:</p>{shown}'
-    return f'{shown}<div class="plots">\n{"".join(figures)}</div>\n' + _event_table(events)
+    return (
+        f'{shown}<div class="plots">\n{"".join(figures)}</div>\n'
+        + _event_table(events)
+        + (batch_documents.render(contents))
+    )
 
 
 def _colored(contents: PageContents) -> Iterator[tuple[str, pd.DataFrame, str, str]]:
