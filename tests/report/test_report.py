@@ -30,8 +30,10 @@ def test_the_page_opens_with_the_run_and_its_numbers(
         "A llama model with 36.7 k parameters, trained from random weights on code, a&b."
         in (overview[1])
     )
-    assert after(overview, "validation loss", 1) == ["3.2500"]
-    assert after(overview, "perplexity", 1) == ["2.50"]
+    assert after(overview, "validation loss", 2) == [
+        *("3.2500", "nats per token, validation split, step 50")
+    ]
+    assert after(overview, "perplexity", 2) == ["2.50", "held-out documents of the test split"]
     assert after(overview, "tokens trained", 1) == ["12.8 k"]
     assert after(overview, "training time", 2) == ["1 min 05 s", "196 tokens/s"]
     assert after(overview, "training loss", 1) == [
@@ -165,6 +167,18 @@ def test_a_run_that_trains_has_a_page(results: Path) -> None:
     overview = shown(results).sections["overview"]
     assert "Step 10 of 50." in overview[1]
     assert after(overview, "validation loss", 1) == ["2.7500"]
+    assert after(overview, "not finished", 1)[0].startswith("not saved yet; the same command")
+    (results / "trial/training/latest").write_text("global_step10")
+    lines = [{"step": 0, "validation_loss": 6.9}, metric(5, 3.0)]
+    path = results / "trial/training/metrics.jsonl"
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = shown(results)
+    assert after(page.sections["overview"], "not finished", 1) == [
+        "saved at step 10; the same command as before continues there, or on one rank: "
+        f"tokamake train --config {results}/trial/run.yaml"
+    ]
+    assert "nats per token, validation split, before training" in page.sections["overview"]
+    assert any("each corpus has had about 10% of its" in text for text in page.sections["mixture"])
 
 
 def test_a_folder_without_runs_has_a_page(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from tokamake.report import html_pages
 from tokamake.report.html_pages import cell
 from tokamake.report.page.contents import PageContents
 from tokamake.report.page.figures import Axes
+from tokamake.report.page.sections.overview import progress
 from tokamake.results.corpora import largest
 
 TITLE = "Mixture"
@@ -33,8 +34,20 @@ def render(contents: PageContents) -> str:
     for alike in groups.values():
         names = ", ".join(rows["run"].iloc[0] for rows in alike)
         title = f"<h3>{escape(names)}</h3>\n" if len(groups) > 1 else ""
-        parts.append(title + _table(contents, alike) + _figure(contents, alike[0]))
+        plans = "".join(_plan(contents, str(rows["run"].iloc[0])) for rows in alike)
+        parts.append(title + plans + _table(contents, alike) + _figure(contents, alike[0]))
     return "\n".join(parts)
+
+
+def _plan(contents: PageContents, name: str) -> str:
+    """A note about a run that has not finished: its mixture is the one of all its steps."""
+    step, steps = progress(contents, name)
+    if not steps or (contents.folders[name] / "train.json").is_file():
+        return ""
+    return (
+        f'<p class="note">The numbers are for all {steps:,} steps. Run {escape(name)} is at step '
+        f"{step:,}: each corpus has had about {step / steps:.0%} of its epochs.</p>\n"
+    )
 
 
 def _table(contents: PageContents, alike: list[pd.DataFrame]) -> str:

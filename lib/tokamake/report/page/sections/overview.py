@@ -117,11 +117,13 @@ def _tiles(contents: PageContents, best: Any, *, spent: pd.DataFrame) -> str:
     own = spent[is_data | (spent["run"] == best.run)]
     run = contents.settings.get(best.run)
     unit = unit_of(run) if run and validation is not None else ""
+    split = (contents.read(best.run, "evaluate.json") or {}).get("split", "test")
+    held_out = f"held-out documents of the {split} split"
     trained = own[(own["stage"] == "train") & (own["run"] == best.run)]
     tiles = [
-        ("validation loss", cell(validation, ".4f"), unit),
-        ("perplexity", cell(best.perplexity, ",.2f"), "held-out documents"),
-        ("bits per byte", cell(best.bits_per_byte, ".4f"), "held-out documents"),
+        ("validation loss", cell(validation, ".4f"), f"{unit}{_validated(contents, best.run)}"),
+        ("perplexity", cell(best.perplexity, ",.2f"), held_out),
+        ("bits per byte", cell(best.bits_per_byte, ".4f"), held_out),
         ("tokens trained", "–" if tokens is None else amount(tokens), state(contents, best.run)),
         (
             "training time",
@@ -140,6 +142,15 @@ def _tiles(contents: PageContents, best: Any, *, spent: pd.DataFrame) -> str:
         if value != "–"
     )
     return f'<dl class="tiles">{items}</dl>'
+
+
+def _validated(contents: PageContents, name: str) -> str:
+    """Split and step of the last validation."""
+    history = contents.histories.get(name)
+    if history is None or "validation_loss" not in history:
+        return ""
+    step = int(history.dropna(subset=["validation_loss"])["step"].max())
+    return f", validation split, step {step:,}" if step else ", validation split, before training"
 
 
 def _row(contents: PageContents, run: Any, *, spent: pd.DataFrame) -> list[str]:
@@ -161,6 +172,15 @@ def _row(contents: PageContents, run: Any, *, spent: pd.DataFrame) -> list[str]:
     ]
 
 
+def _continuing(folder: Path) -> str:
+    """Checkpoint of a run that has not finished, and the command that continues there."""
+    newest = folder / "training/latest"
+    saved = newest.read_text().strip().removeprefix("global_step") if newest.is_file() else "0"
+    place = f"saved at step {int(saved):,}" if saved.isdecimal() and int(saved) else "not saved yet"
+    command = f"tokamake train --config {shlex.quote(str(folder / 'run.yaml'))}"
+    return f"{place}; the same command as before continues there, or on one rank: {command}"
+
+
 def _facts(contents: PageContents, best: Any) -> str:
     """Shape, recipe, losses and checkpoint of the best run."""
     run, trained = contents.settings.get(best.run), contents.read(best.run, "train.json")
@@ -170,6 +190,8 @@ def _facts(contents: PageContents, best: Any) -> str:
     if trained:
         values += [*losses_of(trained, run), ("checkpoint", trained["checkpoint"])]
         values.append(("ranks", f"{trained['world_size']:,}"))
+    else:
+        values.append(("not finished", _continuing(contents.folders[best.run])))
     if run.architecture.is_causal and trained:
         history, chosen = contents.histories.get(best.run), Path(trained["checkpoint"])
         chosen = chosen if history is None else best_checkpoint(history, chosen)
