@@ -104,8 +104,8 @@ _TEMPLATE = """<!DOCTYPE html>
 <main>
 {sections}
 </main>
-<footer><p>{made}. Figures: drag to zoom, or focus one and press + − ← → 0; click a name to
-hide a curve.</p></footer>
+<footer><p>{made}.<span class="screen"> Figures: drag to zoom, or focus one and press + − ← → 0;
+click a name to hide a curve.</span></p></footer>
 <script>{bokeh}</script>
 <script>{script}</script>
 </body>

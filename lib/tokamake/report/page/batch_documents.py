@@ -42,8 +42,8 @@ def _form(contents: PageContents, runs: list[str]) -> str:
     )
     last = max(int(contents.histories[run]["step"].max()) for run in runs)
     return (
-        '<p class="note">Click a curve above, or give a step. Steps with bad numbers have their '
-        "documents below. Row 0 is the first sample of the batch.</p>\n"
+        '<p class="note screen">Click a curve above, or give a step. Steps with bad numbers have '
+        "their documents below. Row 0 is the first sample of the batch.</p>\n"
         f'<form class="trace"><label>run <select>{options}</select></label> '
         f'<label>step <input type="number" min="1" max="{last}" value="{max(1, last)}"></label> '
         "<output><code></code></output></form>\n"
@@ -59,7 +59,7 @@ def _tables(contents: PageContents, run: str) -> Iterator[str]:
     ]
     number = max(1, _MAX_DOCUMENTS // _MAX_OF_STEP // len(contents.histories))
     largest = sorted(events, key=lambda event: -(event.get("grad_norm") or float("inf")))[:number]
-    reader = _Documents(contents, run)
+    reader = _ShownDocuments(contents, run)
     for event in sorted(largest, key=lambda event: event["step"]):
         rows = [row for each in event["documents"].items() for row in reader.rows(*each)]
         more = len(rows) - _MAX_OF_STEP
@@ -75,12 +75,13 @@ def _tables(contents: PageContents, run: str) -> Iterator[str]:
         )
 
 
-class _Documents:
+class _ShownDocuments:
     """Places and beginnings of the documents of a run's datasets."""
 
     def __init__(self, contents: PageContents, run: str) -> None:
         settings = contents.settings.get(run)
-        self._contents, self._tokenizer_path = contents, settings and settings.tokenizer
+        self._contents = contents
+        self._tokenizer_path = settings.tokenizer if settings else None
         self._root = self._found(settings.data_root) if settings else Path()
         known = contents.documents
         self._corpora = dict(zip(known["prefix"], known["corpus"], strict=True))
