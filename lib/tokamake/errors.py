@@ -43,7 +43,10 @@ def nearest(name: str, known: Iterable[str], *, first: Iterable[str] = ()) -> st
     """
     from difflib import get_close_matches
 
-    close = [*first, *get_close_matches(name, [*known], n=2, cutoff=0.7)]
+    known = [*known]
+    near = get_close_matches(name, known, n=2, cutoff=0.7)
+    longer = [each for each in known if len(name) > 1 and each.startswith(name)]
+    close = [*first, *(near or longer[:2])]
     return f"did you mean {' or '.join(close)}?" if close else ""
 
 

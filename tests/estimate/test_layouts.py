@@ -1,5 +1,7 @@
 """Suggested layouts: they fit, the trainer accepts them, and the fastest comes first."""
 
+from itertools import pairwise
+
 import pytest
 
 from tests.support.paths import ROOT
@@ -29,16 +31,32 @@ def test_a_small_model_needs_data_parallelism_only() -> None:
     assert (best.tensor, best.pipeline, best.context, best.data) == (1, 1, 1, 16)
 
 
+def test_a_tiny_model_gets_the_simplest_layout_and_small_units() -> None:
+    model = read_architecture(ROOT / "config/models/tiny-llama.yaml")
+    model = model.model_copy(update={"vocab_size": 8192})
+    run = config("tiny-llama", global_batch_size=16, sequence_length=64)
+    best, *_ = suggested(run, model, allocation=allocation(1, "h100-80gb"))
+    assert best.layout.tensor * best.layout.pipeline * best.layout.zero == 1
+    title, _, row, *_, note = lines("tiny", [best], allocation=allocation(1, "h100-80gb"))[:4]
+    assert " on 1 node in bf16, " in title
+    assert " MB  " in row
+    assert " µs  " in row
+    assert note.startswith("such short steps take longer")
+    fp32 = config("tiny-llama", global_batch_size=16, sequence_length=64, precision="fp32")
+    slower, *_ = suggested(fp32, model, allocation=allocation(1, "h100-80gb"))
+    assert slower.step.products == pytest.approx(best.step.products * 989.4 / 66.9)
+
+
 def test_a_large_model_is_divided_until_it_fits() -> None:
     model, given = read_architecture(ROOT / "config/models/gpt3-175b.yaml"), allocation(64)
     run = config("gpt3-175b", global_batch_size=1536)
     found = suggested(run, model, allocation=given)
     times = [each.step.total for each in found]
-    assert times == sorted(times)
+    assert all(time < 1.03 * later for time, later in pairwise(times))
     for each in found:
         layout = each.layout
         assert layout.ranks == given.ranks
-        assert layout.zero == 3 or layout.tensor * layout.pipeline >= 16
+        assert layout.zero > 1 or layout.tensor * layout.pipeline >= 16
         assert each.memory_bytes <= USABLE_MEMORY * 80e9
         train = TrainSettings.model_validate({**run.train.model_dump(), **settings(layout)})
         check_ranks(train, given.ranks)  # the trainer accepts it
@@ -67,7 +85,7 @@ def test_models_of_several_stacks_and_unknown_devices_are_refused() -> None:
     with pytest.raises(UserError, match="an encoder and a decoder, and the cost model has one"):
         suggested(config("gpt3-1.7b"), model, allocation=allocation(1))
     with pytest.raises(
-        UserError, match=r"--device: a100-80: unknown device; did you mean a100-80gb"
+        UserError, match=r"--device: h100: unknown device; did you mean h100-80gb\?"
     ):
-        accelerator("a100-80", where="--device")
+        accelerator("h100", where="--device")
     assert all(each.memory_bandwidth > each.link_bandwidth for each in ACCELERATORS.values())

@@ -131,11 +131,13 @@ def test_runs_that_were_not_fitted_are_predicted(
     )
 
 
-@pytest.mark.parametrize(("ranks", "micro_batch", "tflops"), [(768, 2, 88), (1536, 1, 44)])
+@pytest.mark.parametrize(
+    ("ranks", "micro_batch", "tflops"), [(384, 4, 144), (768, 2, 88), (1536, 1, 44)]
+)
 def test_zero_3_is_as_slow_as_published(ranks: int, micro_batch: int, tflops: int) -> None:
-    """A model of 175 billion parameters, table 2 of the same paper: the network decides."""
+    """A model of 175 billion parameters, table 2 of arXiv 2104.04473: the network decides."""
     row = Published(175, 96, 12288, 96, 1, 1, ranks, 1536, tflops, micro_batch, 1)
-    assert achieved(row, zero=3) == pytest.approx(tflops, rel=0.2)
+    assert achieved(row, zero=3) == pytest.approx(tflops, rel=0.05)
 
 
 def test_parts_follow_the_layout() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import product
+from math import log
 from typing import Any, NamedTuple
 
 from tokamake.config.architecture import Architecture
@@ -17,13 +18,20 @@ from tokamake.estimate.text import table
 from tokamake.preflight.model import check_layout
 from tokamake.preflight.run import check_ranks
 from tokamake.runtime.accelerators import Accelerator
+from tokamake.runtime.console import counted
 from tokamake.train import memory
 from tokamake.train.metrics import model_flops_per_token
+from tokamake.units import in_bytes
 
 USABLE_MEMORY = 0.9
 """Share of a device's memory for a run: libraries and unused gaps take the rest."""
 _MICRO_BATCHES = (1, 2, 4, 8, 16)
 _VIRTUAL = (1, 2, 3, 4, 5, 6)
+_TIE = 1.02
+"""Quotient of times that count as the same: the cost model is no better."""
+_SHORT_STEP = 0.01
+"""Seconds of a step below which kernels take about as long to start as to run."""
+_NOTE = "such short steps take longer: the cost model does not know how long kernels take to start"
 _MOST = 10
 """Layouts that are shown."""
 _SHORTEST_PART = 4096
@@ -39,6 +47,7 @@ class Suggestion(NamedTuple):
     tokens_per_second: float
     mfu: float
     """Share of the peak, without recomputed operations."""
+    precision: str
 
     def as_json(self) -> dict[str, Any]:
         """All numbers, with the names of the fields."""
@@ -92,7 +101,7 @@ def suggested(
     time_of = _Times(run, device)
     timed = sorted(
         ((time_of(layout), layout) for layout in _candidates(run, allocation)),
-        key=lambda pair: (pair[0].total, pair[1].zero, pair[1].virtual),
+        key=lambda pair: (_tied(pair[0].total), *_complexity(pair[1]), pair[0].total),
     )
     found: dict[tuple[int, ...], Suggestion] = {}
     for step, layout in timed:
@@ -110,6 +119,17 @@ def suggested(
             f"{allocation.device}; give more with --nodes, or a device with more memory"
         )
     return [*found.values()]
+
+
+def _tied(seconds: float) -> int:
+    """Equal for times that differ by less than about 2 %, as far as the cost model knows."""
+    return round(log(seconds) / log(_TIE))
+
+
+def _complexity(layout: Layout) -> tuple[int, ...]:
+    """Of two layouts that are as fast, the one with the smaller value is simpler."""
+    division = layout.tensor * layout.pipeline * layout.context
+    return division, max(1, layout.zero), layout.recompute != "none", layout.virtual
 
 
 def _candidates(run: Run, allocation: Allocation) -> Iterator[Layout]:
@@ -174,6 +194,7 @@ class _Times:
             global_batch=train.global_batch_size,
             sequence_length=train.sequence_length,
             parameters=self._parameters[division],
+            precision=train.precision,
         )
 
     def _largest(self, layout: Layout) -> int:
@@ -208,8 +229,8 @@ def _suggestion(
 ) -> Suggestion:
     tokens = run.train.global_batch_size * run.train.sequence_length
     flops = model_flops_per_token(run) * tokens
-    mfu = flops / step.total / layout.ranks / (device.peak_tflops * 1e12)
-    return Suggestion(layout, needed, step, tokens / step.total, mfu)
+    mfu = flops / step.total / layout.ranks / device.peak(run.train.precision)
+    return Suggestion(layout, needed, step, tokens / step.total, mfu, run.train.precision)
 
 
 def lines(name: str, found: list[Suggestion], *, allocation: Allocation) -> list[str]:
@@ -238,8 +259,8 @@ def lines(name: str, found: list[Suggestion], *, allocation: Allocation) -> list
             (
                 *(str(n) for n in (layout.tensor, stages, layout.context, layout.data)),
                 *(str(layout.micro_batch), layout.recompute, str(layout.zero)),
-                f"{each.memory_bytes / 1e9:.1f} GB",
-                f"{each.step.total:.2f} s",
+                in_bytes(round(each.memory_bytes)),
+                _seconds(each.step.total),
                 f"{each.tokens_per_second:,.0f}",
                 f"{each.mfu:.0%}",
                 f"{largest} {parts[largest] / each.step.total:.0%}",
@@ -249,12 +270,20 @@ def lines(name: str, found: list[Suggestion], *, allocation: Allocation) -> list
     parallel = ", ".join(f"{key}: {_yaml(value)}" for key, value in best["parallel"].items())
     return [
         f"run {name}: {allocation.ranks:,} ranks of {allocation.device} on "
-        f"{allocation.nodes:,} nodes, predicted by docs/explanation/cost-model.md",
+        f"{counted(allocation.nodes, 'node')} in "
+        f"{found[0].precision}, predicted by docs/explanation/cost-model.md",
         *table(rows, left=(5, 11)),
+        *[_NOTE] * (found[0].step.total < _SHORT_STEP),
         "settings of the first, in the section train:",
         *(f"  {key}: {value}" for key, value in best.items() if key != "parallel"),
         f"  parallel: {{{parallel}}}",
     ]
+
+
+def _seconds(seconds: float) -> str:
+    """A time in a unit that fits: 47.29 s, 12.30 ms, 49.83 µs."""
+    unit, size = next(pair for pair in (("s", 1), ("ms", 1e-3), ("µs", 0)) if seconds >= pair[1])
+    return f"{seconds / (size or 1e-6):,.2f} {unit}"
 
 
 def _yaml(value: Any) -> str:

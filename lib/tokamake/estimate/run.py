@@ -84,8 +84,9 @@ class RunEstimate(NamedTuple):
     memory: memory.Estimate | None
     """Memory of a rank; None: the layout does not fit the ranks."""
     flops: float
+    precision: str
     hours: float | None
-    """Time of the training; None: the device is not stated, or its peak in fp32."""
+    """Time of the training; None: the device is not stated."""
     node_hours: float | None
     price: float | None
     warnings: list[str]
@@ -150,6 +151,7 @@ def estimate_run(
         + _ENTRY_BYTES * num_tensors(architecture) * (1 + states) * allocation.ranks,
         memory=needed,
         flops=flops,
+        precision=run.train.precision,
         hours=hours,
         node_hours=node_hours,
         price=price * node_hours if price is not None and node_hours is not None else None,
@@ -209,9 +211,9 @@ def _epochs(
 
 def _hours(run: Run, flops: float, *, allocation: Allocation, mfu: float) -> float | None:
     device = allocation.accelerator
-    if device is None or run.train.precision == "fp32":  # the stated peak is for 16 bits
+    if device is None:
         return None
-    return flops / (allocation.ranks * device.peak_tflops * 1e12 * mfu) / 3600
+    return flops / (allocation.ranks * device.peak(run.train.precision) * mfu) / 3600
 
 
 def _num_checkpoints(train: TrainSettings, steps: int) -> int:

@@ -1,6 +1,6 @@
 """Cost model: seconds of a training step by its parts, for a layout on a device.
 
-The terms, their sources and the three fitted constants are on docs/explanation/cost-model.md.
+The terms, their sources and the four fitted constants are on docs/explanation/cost-model.md.
 """
 
 from dataclasses import dataclass
@@ -17,6 +17,10 @@ TILE = 32
 full, and their start and end."""
 BANDWIDTH_SHARE = 0.70
 """Fitted: share of a data sheet's bandwidth that copies and collectives reach."""
+EXPOSED_SHARE = 1 / 3
+"""Fitted: share of the exchange of ZeRO stage 3 that passes could hide, and do not."""
+LATENCY = 20e-6
+"""Seconds of a collective without data. They decide only for small models."""
 
 _STATES = 10
 """Numbers that norms, residuals and dropout of a layer read and write, for each of a state."""
@@ -93,13 +97,20 @@ def step_time(
     global_batch: int,
     sequence_length: int,
     parameters: float,
+    precision: str = "bf16",
 ) -> StepTime:
     """Seconds of one step.
 
     Args:
         parameters: parameters of the largest stage on a tensor-parallel rank.
     """
-    costs = _Costs(architecture, layout, device=device, sequence_length=sequence_length)
+    costs = _Costs(
+        architecture,
+        layout,
+        device=device,
+        sequence_length=sequence_length,
+        precision=precision,
+    )
     num_batches = global_batch // (layout.micro_batch * layout.data)
     forward = costs.layer()
     # The backward pass has two products for each one of the forward pass.
@@ -116,7 +127,9 @@ def step_time(
     stage = num_layers * sum(passes) + hop
     data, optimizer = costs.data(parameters), costs.optimizer(parameters)
     if layout.zero == 3:  # weights and gradients of a layer travel while others are computed
-        data = num_batches * max(0.0, costs.sharded(parameters) - stage)
+        exchange = costs.sharded(parameters, num_layers)
+        exposed = max(0.0, exchange - stage) + EXPOSED_SHARE * min(exchange, stage)
+        data = num_batches * exposed
     elif layout.pipeline == 1 and layout.overlaps:
         data = max(0.0, data - num_layers * 2 * forward.products)
     return StepTime(
@@ -141,8 +154,11 @@ class _Costs:
         *,
         device: Accelerator,
         sequence_length: int,
+        precision: str,
     ) -> None:
         self._shape, self._layout, self._device = architecture, layout, device
+        self._peak = PEAK_SHARE * device.peak(precision)
+        self._number_bytes = 4 if precision == "fp32" else 2
         self._length = sequence_length
         self._rows = layout.micro_batch * sequence_length / layout.context
         self._memory = BANDWIDTH_SHARE * device.memory_bandwidth
@@ -152,7 +168,7 @@ class _Costs:
 
     def _product(self, rows: float, columns: float, *, depth: float) -> float:
         padded = (rows + TILE) * (columns + TILE) * (depth + TILE)
-        return 2 * padded / (PEAK_SHARE * self._device.peak_tflops * 1e12)
+        return 2 * padded / self._peak
 
     def layer(self) -> _Layer:
         """Forward pass of a layer."""
@@ -177,11 +193,16 @@ class _Costs:
         )
         if layout.stores_scores:
             numbers += _SCORES * heads * own_length * self._length
-        state = 2 * rows * hidden
-        all_reduce = 2 * (tensor - 1) / tensor * state / self._speed(tensor)
-        passed = 2 * 2 * rows * key_value * (layout.context - 1)
-        exchanged = passed / self._speed(tensor * layout.context) if layout.context > 1 else 0.0
-        return _Layer(products, 2 * numbers / self._memory, 2 * all_reduce, exchanged)
+        num_bytes, passes = self._number_bytes, layout.context - 1
+        state = num_bytes * rows * hidden
+        reduced = 2 * (tensor - 1) / tensor * state / self._speed(tensor) + LATENCY * (tensor > 1)
+        passed = num_bytes * 2 * rows * key_value / self._speed(tensor * layout.context)
+        return _Layer(
+            products,
+            num_bytes * numbers / self._memory,
+            tensor=2 * reduced,
+            context=passes * (passed + LATENCY),
+        )
 
     def logits(self) -> tuple[float, float]:
         """Both passes of the output layer, and of the loss, for a micro batch."""
@@ -195,20 +216,23 @@ class _Costs:
         layout = self._layout
         if layout.pipeline == 1:
             return 0.0
-        return 2 * self._rows * self._shape.hidden_size / layout.tensor / self._network
+        state = self._number_bytes * self._rows * self._shape.hidden_size / layout.tensor
+        return state / self._network + LATENCY
 
     def data(self, parameters: float) -> float:
         """All-reduce of gradients, or a reduce-scatter and an all-gather of as many bytes."""
         ranks = self._layout.data * self._layout.context
-        return 2 * (ranks - 1) / ranks * 2 * parameters / self._between_replicas()
+        gradients = self._number_bytes * parameters
+        return 2 * (ranks - 1) / ranks * gradients / self._between_replicas()
 
-    def sharded(self, parameters: float) -> float:
+    def sharded(self, parameters: float, num_layers: float) -> float:
         """ZeRO stage 3: all-gathers of weights for both passes, and a reduce-scatter of gradients.
 
         Small collectives, a layer at a time, reach the bandwidth of one adapter (table 2 of arXiv
         2104.04473).
         """
-        return 3 * 2 * parameters / self._speed(self._layout.ranks)
+        sent = self._number_bytes * parameters / self._speed(self._layout.ranks)
+        return 3 * (sent + LATENCY * num_layers)
 
     def optimizer(self, parameters: float) -> float:
         sharers = self._layout.data * self._layout.context if self._layout.zero else 1

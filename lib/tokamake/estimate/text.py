@@ -44,7 +44,7 @@ def short(estimate: WorkflowEstimate) -> list[str]:
             parts.append(f"{in_bytes(round(run.memory.total))} a rank")
         parts.append(f"{run.flops:.1e} FLOPs")
         if run.node_hours is not None:
-            parts.append(f"{run.node_hours:,.1f} node-hours")
+            parts.append(_node_hours(run.node_hours))
         lines.append(f"run {run.run}: {', '.join(filter(None, parts))}")
     lines = _first(lines, "run")
     needed, free = round(estimate.needed_bytes), estimate.free_bytes
@@ -117,16 +117,21 @@ def _run_lines(run: RunEstimate, estimate: WorkflowEstimate) -> Iterator[tuple[s
     yield "compute", f"{run.flops:.2e} FLOPs"
     where = f"{counted(allocation.nodes, 'node')}, {counted(allocation.ranks, 'rank')}"
     if run.hours is None or run.node_hours is None:
-        reason = "a precision of 16 bits" if allocation.device else "--device"
-        yield "time", f"{where}: give {reason} for the time"
+        yield "time", f"{where}: give --device for the time"
         return
+    seconds = 3600 * run.hours
     yield (
         "time",
-        f"{duration(round(run.hours * 3600))} on {where} of {allocation.device}, if training "
-        f"reaches {assumed.mfu:.0%} of its peak (--mfu): {run.node_hours:,.1f} node-hours",
+        f"{duration(round(seconds) if seconds >= 60 else seconds)} on {where} of "
+        f"{allocation.device}, if training reaches {assumed.mfu:.0%} of its peak in "
+        f"{run.precision} (--mfu): {_node_hours(run.node_hours)}",
     )
     if run.price is not None:
         yield "price", f"{run.price:,.2f} at {assumed.price_per_node_hour:g} a node-hour"
+
+
+def _node_hours(number: float) -> str:
+    return f"{number:,.1f} node-hours" if number >= 0.1 else "less than 0.1 node-hours"
 
 
 def _epochs(run: RunEstimate) -> str:

@@ -5,25 +5,24 @@ from typing import NamedTuple
 from tokamake.errors import UserError, choice
 
 KNOWN_PEAKS = {
-    "H100 PCIe": 756.0,
-    "H100 NVL": 835.0,
-    "H100": 989.4,
-    "H200": 989.4,
-    "A100": 312.0,
-    "MI250X": 191.5,  # of a die, which is a device for torch
-    "MI250": 181.0,  # of a die
-    "MI300X": 1307.4,
-    "Max 1550": 419.4,  # of a stack, which by default is a device for torch
+    "H100 PCIe": (756.0, 51.2),
+    "H100 NVL": (835.0, 60.0),
+    "H100": (989.4, 66.9),
+    "H200": (989.4, 66.9),
+    "A100": (312.0, 19.5),
+    "MI250X": (191.5, 47.9),  # of a die, which is a device for torch
+    "MI250": (181.0, 45.3),  # of a die
+    "MI300X": (1307.4, 163.4),
+    "Max 1550": (419.4, 26.2),  # of a stack, which by default is a device for torch
 }
-"""Dense TFLOP/s in bf16 or fp16, by a part of torch's name of the device; the first match counts.
-"""
+"""Dense TFLOP/s in bf16 or fp16, and in fp32 without TF32, by a part of torch's name of the device;
+the first match counts."""
 
 
 def known_peak(name: str, precision: str) -> float | None:
-    """Peak TFLOP/s of a device in 16-bit formats by its name; None: unknown, or fp32."""
-    if precision == "fp32":
-        return None
-    return next((peak for part, peak in KNOWN_PEAKS.items() if part in name), None)
+    """Peak TFLOP/s of a device by its name; None: unknown."""
+    peaks = next((peaks for part, peaks in KNOWN_PEAKS.items() if part in name), None)
+    return peaks and peaks[precision == "fp32"]
 
 
 class Accelerator(NamedTuple):
@@ -31,6 +30,8 @@ class Accelerator(NamedTuple):
 
     peak_tflops: float
     """Dense 10¹² operations per second in bf16 or fp16."""
+    fp32_tflops: float
+    """The same in fp32, without TF32, as training computes it."""
     memory_bytes: float
     memory_bandwidth: float
     """Bytes per second of its own memory."""
@@ -41,13 +42,17 @@ class Accelerator(NamedTuple):
     per_node: int
     """Devices of a node."""
 
+    def peak(self, precision: str) -> float:
+        """Dense operations per second."""
+        return 1e12 * (self.fp32_tflops if precision == "fp32" else self.peak_tflops)
+
 
 def _of(
     name: str, memory: float, *, bandwidth: float, link: float, net: float, per_node: int = 8
 ) -> Accelerator:
     """Sizes in 10⁹."""
     return Accelerator(
-        KNOWN_PEAKS[name], memory * 1e9, bandwidth * 1e9, link * 1e9, net * 1e9, per_node
+        *KNOWN_PEAKS[name], memory * 1e9, bandwidth * 1e9, link * 1e9, net * 1e9, per_node
     )
 
 

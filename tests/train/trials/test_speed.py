@@ -104,7 +104,7 @@ def test_peaks_are_known_by_device_name() -> None:
     assert known_peak("NVIDIA H100 PCIe", "bf16") == 756.0
     assert known_peak("NVIDIA A100-SXM4-40GB", "fp16") == 312.0
     assert known_peak("Intel(R) Data Center GPU Max 1550", "bf16") == 419.4
-    assert known_peak("NVIDIA H100 80GB HBM3", "fp32") is None
+    assert known_peak("NVIDIA H100 80GB HBM3", "fp32") == 66.9
     assert known_peak("cpu", "bf16") is None
 
 
