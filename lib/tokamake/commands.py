@@ -218,7 +218,7 @@ TOOLS = {
         "complete": Command("serve", "localhost:5000 --prompts prompts.txt"),
     },
     "Training": {
-        "prove": Command("prove", "--config results/tiny/run.yaml"),
+        "prove": Command("prove", "my.yaml"),
         "benchmark-train": Command("train.trials", "--config results/tiny/run.yaml"),
         "find-learning-rate": Command("train.trials", "--config results/tiny/run.yaml"),
     },

@@ -8,6 +8,7 @@ import pytest
 from tests.support.layouts import parallel
 from tests.support.runs import make_run, prepare
 from tests.support.wrong_factors import FAULTS, plant
+from tokamake.cli import make_app
 from tokamake.errors import UserError
 from tokamake.parallel import collectives
 from tokamake.prove.prove import prove
@@ -82,3 +83,9 @@ def test_mistakes_are_one_line(tmp_path: Path, config: Path) -> None:
     planned.write_text(CONFIG.replace("tiny-gpt", "none"))
     with pytest.raises(UserError, match=r"config/models/none\.yaml"):
         prove(config=planned)
+
+
+@pytest.mark.parametrize("words", [["my.yaml"], ["--config", "my.yaml"]])
+def test_the_config_needs_no_option(words: list[str]) -> None:
+    _, bound, _ = make_app("prove").parse_args(["prove", *words], exit_on_error=False)
+    assert bound.arguments == {"config": Path("my.yaml")}

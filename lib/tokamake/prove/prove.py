@@ -17,8 +17,8 @@ _MOST_LINES = 20
 
 
 def prove(
-    *,
     config: Path,
+    *,
     run: str | None = None,
     architecture: Path | None = None,
     most_ranks: int = 64,
