@@ -355,7 +355,7 @@ def test_only_the_end_of_long_metrics_is_read(
 
     train(folder, age=0)
     path = folder / "results/big/training/metrics.jsonl"
-    monkeypatch.setattr(runs, "_TAIL_BYTES", 300)
+    monkeypatch.setattr(runs, "_TAIL_BYTES", (100, 300))
     write(path, "no JSON at all\n" * 9 + path.read_text())
     status("big", folder=folder)
     assert "step 10 of 50 (20%), loss 4.0000, 110 tokens/s" in capsys.readouterr().out

@@ -12,7 +12,7 @@ from tokamake.config.resolved_run import Run
 from tokamake.config.root import Config
 from tokamake.errors import UserError
 from tokamake.estimate.parameters import stage_sizes
-from tokamake.estimate.run import Allocation, planned_run
+from tokamake.estimate.run import Allocation, planned_precision, planned_run
 from tokamake.estimate.step_time import Layout, StepTime, step_time
 from tokamake.estimate.text import table
 from tokamake.preflight.model import check_layout
@@ -194,7 +194,7 @@ class _Times:
             global_batch=train.global_batch_size,
             sequence_length=train.sequence_length,
             parameters=self._parameters[division],
-            precision=train.precision,
+            precision=planned_precision(self._run),
         )
 
     def _largest(self, layout: Layout) -> int:
@@ -228,9 +228,9 @@ def _suggestion(
     run: Run, layout: Layout, *, step: StepTime, needed: float, device: Accelerator
 ) -> Suggestion:
     tokens = run.train.global_batch_size * run.train.sequence_length
-    flops = model_flops_per_token(run) * tokens
-    mfu = flops / step.total / layout.ranks / device.peak(run.train.precision)
-    return Suggestion(layout, needed, step, tokens / step.total, mfu, run.train.precision)
+    flops, precision = model_flops_per_token(run) * tokens, planned_precision(run)
+    mfu = flops / step.total / layout.ranks / device.peak(precision)
+    return Suggestion(layout, needed, step, tokens / step.total, mfu, precision)
 
 
 def lines(name: str, found: list[Suggestion], *, allocation: Allocation) -> list[str]:

@@ -151,7 +151,7 @@ def estimate_run(
         + _ENTRY_BYTES * num_tensors(architecture) * (1 + states) * allocation.ranks,
         memory=needed,
         flops=flops,
-        precision=run.train.precision,
+        precision=planned_precision(run),
         hours=hours,
         node_hours=node_hours,
         price=price * node_hours if price is not None and node_hours is not None else None,
@@ -174,6 +174,12 @@ def planned_run(config: Config, architecture: Architecture, *, steps: int, has_d
         architecture=architecture,
         train=ResolvedTrainSettings.model_validate(settings),
     )
+
+
+def planned_precision(run: Run) -> str:
+    """Precision of a run of `planned_run`, which states one."""
+    assert run.train.precision is not None
+    return run.train.precision
 
 
 def _steps_of_epochs(rows: list[Corpus], seen: Mapping[str, int], *, train: TrainSettings) -> int:
@@ -213,7 +219,7 @@ def _hours(run: Run, flops: float, *, allocation: Allocation, mfu: float) -> flo
     device = allocation.accelerator
     if device is None:
         return None
-    return flops / (allocation.ranks * device.peak(run.train.precision) * mfu) / 3600
+    return flops / (allocation.ranks * device.peak(planned_precision(run)) * mfu) / 3600
 
 
 def _num_checkpoints(train: TrainSettings, steps: int) -> int:

@@ -18,7 +18,8 @@ from tokamake.train import metrics
 from tokamake.train.hooks.stragglers import read_slow
 from tokamake.units import duration
 
-_TAIL_BYTES = 1 << 20
+_TAIL_BYTES = (1 << 15, 1 << 20)
+"""Bytes at the end of the metrics that are read; the second if the first have no validation."""
 _VALIDATION = "validation_loss"
 """Prefix of the keys of validation losses; the name of a split follows after a slash."""
 _METRIC = "validation_"
@@ -144,11 +145,16 @@ def _num_steps(run: Run, output: Path) -> int:
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     """Read the last lines only: months of training have millions of lines."""
-    with path.open("rb") as stream:
-        stream.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        text = stream.read()
-    if len(text) >= _TAIL_BYTES:  # the first line may be cut
-        text = text[text.find(b"\n") + 1 :]
+    text = b""
+    for size in _TAIL_BYTES:
+        with path.open("rb") as stream:
+            stream.seek(max(0, path.stat().st_size - size))
+            text = stream.read()
+        if len(text) < size:
+            break
+        text = text[text.find(b"\n") + 1 :]  # the first line may be cut
+        if _VALIDATION.encode() in text:
+            break
     records: list[dict[str, Any]] = []
     for record in metrics.parse(text)[0]:
         if all(isinstance(value, int | float) for value in record.values()):
