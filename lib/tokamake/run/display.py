@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from tokamake.errors import UserError
 from tokamake.run.stages import Event, Stage, Stages, StartedJob
-from tokamake.runtime.console import counted
+from tokamake.runtime.console import counted, folded
 from tokamake.status.workflow_process import UNLOCK, lock_text
 from tokamake.units import duration, in_bytes
 
@@ -153,7 +153,12 @@ class Display:
     def line(self, text: str) -> None:
         """Print a line above the bars."""
         if self._live is not None:
-            self._live.console.print(text, markup=False, soft_wrap=True)
+            width = self._live.console.width
+            is_long = len(text) > width and not text.startswith(
+                " "
+            )  # logs of jobs stay as they are
+            shown = folded(text, width) if is_long else text
+            self._live.console.print(shown, markup=False, soft_wrap=True)
         else:
             print(text, file=self._stream, flush=True)
 

@@ -1,12 +1,16 @@
 """Console output: progress, counts with their nouns, short lists."""
 
+import re
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from shutil import get_terminal_size
 from typing import TypeVar
 
 Item = TypeVar("Item")
 
+_GAP = re.compile("  +")
 _LOG_SECONDS = 30
 """Time between two lines of progress in a log."""
 
@@ -20,6 +24,26 @@ def shortened(names: Sequence[str]) -> str:
     """Join the first eight names, and count the rest."""
     rest = f" and {len(names) - 8:,} more" if len(names) > 8 else ""
     return ", ".join(names[:8]) + rest
+
+
+def folded(text: str, width: int) -> str:
+    """Break a line of a terminal at spaces. It continues below its last column."""
+    gaps = [gap.end() for gap in _GAP.finditer(text[: width // 2])]
+    indent = gaps[-1] if gaps else 4
+    return textwrap.fill(
+        text,
+        width,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines to standard output; a terminal gets them folded."""
+    width = get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in lines:
+        print(folded(line, width) if width and len(line) > width else line)
 
 
 def progress(

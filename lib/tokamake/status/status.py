@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from tokamake.config.data_set import DEFAULT
+from tokamake.runtime.console import print_lines
 from tokamake.units import duration
 
 if TYPE_CHECKING:
@@ -73,8 +74,8 @@ def status(
     for each in found:
         if each.fault:
             print(f"tokamake status: {each.fault}", file=sys.stderr)
-    print(title)
-    print("\n".join(_details(folder, found[0]) if run and found else _overview(folder, found)))
+    shown = _details(folder, found[0]) if run and found else _overview(folder, found)
+    print_lines([title, *shown])
 
 
 def _check_run(folder: Path, run: str) -> None:

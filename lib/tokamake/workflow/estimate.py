@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from tokamake.errors import UserError, naming_overrides
+from tokamake.runtime.console import print_lines
 
 if TYPE_CHECKING:
     from tokamake.estimate.run import Allocation
@@ -66,7 +67,10 @@ def estimate(
         assumptions=Assumptions(mfu, price_per_node_hour),
         sample_bytes=sample_megabytes * _MEGABYTE,
     )
-    print(json.dumps(found.as_json(), indent=2) if as_json else "\n".join(text.full(found)))
+    if as_json:
+        print(json.dumps(found.as_json(), indent=2))
+        return
+    print_lines(text.full(found))
 
 
 def _check(mfu: float, nodes: int | None, *, price: float | None, sample_megabytes: int) -> None:
@@ -173,4 +177,4 @@ def _suggest(
         print(json.dumps({name: [e.as_json() for e in each] for name, each in found.items()}))
         return
     for name, layouts in found.items():
-        print(*lines(name, layouts, allocation=allocation), sep="\n")
+        print_lines(lines(name, layouts, allocation=allocation))
