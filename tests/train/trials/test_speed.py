@@ -89,7 +89,7 @@ def test_the_peak_is_stated_or_known_or_measured(
 ) -> None:
     monkeypatch.setattr(speed, "model_flops_per_token", lambda _: 2 * 10**9)
     monkeypatch.setattr(speed, "precision_of", lambda _: "bf16")
-    monkeypatch.setattr(speed, "_device_name", lambda _: device)
+    monkeypatch.setattr(speed, "device_name", lambda _: device)
     monkeypatch.setattr(speed, "gemm_tflops", lambda *_: 0.5)
     run = SimpleNamespace()
     measured = {"tokens_per_second_per_rank": 2000.0, "rows_per_sample": 0.5}
