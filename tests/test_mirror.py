@@ -225,13 +225,13 @@ NO_MODULE = [
     # The whole workflow, end to end.
     *(f"workflow/test_{name}.py" for name in ("batches", "launchers", "mistakes", "module")),
     *(f"workflow/test_{name}.py" for name in ("pbs", "profiles", "runs", "slurm", "slurm_plugin")),
-    *("workflow/test_slurm_training.py", "workflow/test_encoders.py"),
+    *("workflow/test_slurm_training.py", "workflow/test_encoders.py", "workflow/test_images.py"),
     # Snakemake with the whole PBS executor.
     *("pbs_executor/test_bundles.py", "pbs_executor/test_groups.py"),
     "pbs_executor/test_packages.py",
     # All families; two hosts.
     *("models/test_family_formats.py", "models/test_packed_documents.py"),
-    *("models/test_families.py", "models/test_new_family.py"),
+    *("models/test_families.py", "models/test_new_family.py", "models/test_family_refusals.py"),
     "train/test_two_hosts.py",
     # Each layout, with both back ends.
     "train/backends/test_traffic.py",

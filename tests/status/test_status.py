@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import time
-from base64 import urlsafe_b64encode
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,23 +13,23 @@ import pytest
 import yaml
 
 from tests.support.finished_run import RUN, metric
+from tests.support.status_folders import (
+    NOW,
+    index_run,
+    job,
+    killed,
+    lock,
+    mark,
+    train,
+    write,
+    write_dataset,
+)
 from tokamake.config.data_set import DataSet
-from tokamake.data.indexed.manifest import write_manifest
 from tokamake.errors import UserError
 from tokamake.runtime.folder_lock import this_process
 from tokamake.status.jobs import DagJob, read_jobs, states, write_jobs
 from tokamake.status.status import status
 from tokamake.status.workflow_process import lock_text
-
-NOW = 1_700_000_000.0  # the time of all calls
-
-
-def job(rule: str, name: str = "", *, run: str = "", output: str = "", inputs: str = "") -> DagJob:
-    """A job with one output and the log of its rule."""
-    log = "/".join(filter(None, ["logs", run, rule, name]))
-    product = output or f"results/{run or 'data/batches'}/{rule}{name and '/'}{name}.json"
-    return DagJob(rule, run, [product], inputs.split(), f"{log}.log")
-
 
 BATCHES = [job("tokenize", f"web-0000{number}") for number in range(4)]
 MERGE = job("merge", "web-00000", inputs=" ".join(batch.outputs[0] for batch in BATCHES))
@@ -51,49 +50,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     words = "".join(f"line {n}\n" for n in range(9))
     write(tmp_path / "logs/tokenize/web-00002.log", f"{words}tokamake tokenize: a.jsonl:3: bad\n")
     return tmp_path
-
-
-def write(path: Path, text: str, *, age: float = 0) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    os.utime(path, (NOW - age,) * 2)
-
-
-def mark(folder: Path, product: str) -> None:
-    """Mark a job as running, as Snakemake does; long names become folders."""
-    name = urlsafe_b64encode(product.encode()).decode()
-    path = folder / ".snakemake/incomplete" / f"@{name[:20]}" / name[20:]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch()
-
-
-def lock(folder: Path, *, age: float) -> None:
-    """Lock the folder, as Snakemake does at its start."""
-    for name in ("0.input.lock", "0.output.lock"):
-        write(folder / ".snakemake/locks" / name, "", age=age)
-
-
-def train(folder: Path, *, age: float) -> None:
-    run_jobs = [
-        job("weigh", run="big", output="results/data/big.weights.txt"),
-        job("index", run="big", output="results/big/index/index.json"),
-        job("resolve", run="big", output="results/big/run.yaml"),
-        job("train", run="big"),
-        job("export_hf", run="big", output="results/big/export"),
-        *(job(rule, run="big") for rule in ("evaluate", "generate", "plot")),
-    ]
-    write_jobs(run_jobs, DataSet(), rules=())
-    for stage in ("weigh", "index", "resolve", "train"):
-        write(folder / f"logs/big/{stage}.log", "words\n", age=age)
-    write(folder / "results/data/big.weights.txt", "1 a a\n")
-    write(folder / "results/big/index/index.json", "{}")
-    write(folder / "results/big/run.yaml", yaml.safe_dump({**RUN, "run": "big"}))
-    mark(folder, "results/big/train.json")
-    lock(folder, age=9000)
-    lines = [{"step": 0, "validation_loss": 7.0}]
-    lines += [{**metric(step, 4.0), "step_seconds": 90.0} for step in (5, 10)]
-    text = "".join(json.dumps(line) + "\n" for line in lines) + '{"step": 11, "lo'
-    write(folder / "results/big/training/metrics.jsonl", text, age=age)
 
 
 def test_a_line_a_group_running_ones_first(
@@ -194,19 +150,6 @@ def test_training_shows_speed_and_remaining_time(
         "  training step 10 of 50 (20%), loss 4.0000, validation 7.0000, 108 tokens/s, "
         "1 h 00 min left, last line 2 h 05 min ago"
     )
-
-
-def index_run(folder: Path, run: str, *, sha256: str) -> None:
-    """Write the sample index of a run of one dataset, an hour ago."""
-    pairs = {"merged/web-0000_text_document": {"sha256": {"bin": sha256}}}
-    write(folder / f"results/{run}/index/index.json", json.dumps({"pairs": pairs}), age=3600)
-
-
-def write_dataset(folder: Path, *, sha256: str, age: float) -> None:
-    path = folder / "results/data/merged/web-0000_text_document.json"
-    path.parent.mkdir(exist_ok=True)
-    write_manifest(path, {"sha256": {"bin": sha256}})
-    os.utime(path, (NOW - age,) * 2)
 
 
 def test_a_training_that_was_asked_to_stop_has_not_failed(
@@ -374,17 +317,6 @@ def test_a_folder_without_a_workflow_is_refused(tmp_path: Path) -> None:
         status(folder=tmp_path)
 
 
-def killed(folder: Path) -> None:
-    """Let the jobs, and the training of big, be written by a process that has ended."""
-    for path in folder.glob("results/*/jobs.json"):
-        content = json.loads(path.read_text())
-        path.write_text(json.dumps({**content, "writer": DEAD}))
-    write(folder / "results/big/.training.owner", DEAD)
-
-
-DEAD = this_process().replace(f"{os.getpid()} ", "999999999 ", 1)
-
-
 def test_a_killed_training_is_stopped_at_once(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -466,17 +398,3 @@ def test_files_that_are_opened_grow_with_the_runs_alone(
 
     few, many = opened(10), opened(40)
     assert many - few <= 30 * 9
-
-
-def test_the_screen_outlives_files_that_are_replaced(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def gone(*_: Any, **__: Any) -> None:
-        raise FileNotFoundError("[/red]: gone")
-
-    drawn: list[Any] = []
-    monkeypatch.setattr("tokamake.status.watch.screen", gone)
-    monkeypatch.setattr("tokamake.status.watch.watch", lambda draw: drawn.append(draw()))
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    status(watch=True, folder=folder)
-    assert drawn[0].plain == "[/red]: gone"

@@ -4,17 +4,20 @@ import io
 import json
 from base64 import urlsafe_b64encode
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 from rich.console import Console
 
 from tests.support.finished_run import RUN, metric
+from tests.support.status_folders import train
 from tokamake.config.data_set import DataSet
 from tokamake.runtime.folder_lock import this_process
 from tokamake.status.jobs import DagJob, read_jobs, write_jobs
 from tokamake.status.overview import overviews
 from tokamake.status.snakemake_internals import read_marks
+from tokamake.status.status import status
 from tokamake.status.watch import screen, sparkline
 
 TRAIN = DagJob("train", "big", ["results/big/train.json"], [], "logs/big/train.log")
@@ -59,3 +62,19 @@ def test_sparkline() -> None:
     assert sparkline([1.0] * 3) == "▁▁▁"
     assert len(sparkline([float(n) for n in range(1000)])) <= 40
     assert sparkline([]) == ""
+
+
+def test_the_screen_outlives_files_that_are_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: Any, **__: Any) -> None:
+        raise FileNotFoundError("[/red]: gone")
+
+    monkeypatch.chdir(tmp_path)
+    train(tmp_path, age=0)
+    drawn: list[Any] = []
+    monkeypatch.setattr("tokamake.status.watch.screen", gone)
+    monkeypatch.setattr("tokamake.status.watch.watch", lambda draw: drawn.append(draw()))
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    status(watch=True)
+    assert drawn[0].plain == "[/red]: gone"

@@ -62,3 +62,13 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     """A model's parameters by their names in checkpoints, without copying."""
     rename = type(model).tensor_name
     return {rename(name): parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def family_of(value: Any) -> str | None:
+    """Test id of an architecture; other values have the usual one."""
+    return value.family if isinstance(value, Architecture) else None
+
+
+def changed_settings(value: Any) -> str | None:
+    """Test id of an architecture, or of settings that a row changes."""
+    return "-".join(value) if isinstance(value, dict) else family_of(value) or ""

@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from snakemake.iocontainers import Wildcards
 
 from tests.support.workflows import CONFIG, CORPORA
+from tokamake.errors import UserError
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.workflow.config import check_workflow_config, read_workflow_config
 
@@ -20,6 +22,13 @@ def read_config(
     config = read_workflow_config(values, ["my.yaml"], is_main_process=is_main_process)
     check_workflow_config(config, is_main_process=is_main_process)
     return config
+
+
+def refused(**config: Any) -> str:
+    """The message about a config with a mistake."""
+    with pytest.raises(UserError) as caught:
+        read_config(**config)
+    return str(caught.value)
 
 
 def train(**changes: Any) -> dict[str, Any]:

@@ -127,7 +127,7 @@ def _tied(seconds: float) -> int:
 
 
 def _complexity(layout: Layout) -> tuple[int, ...]:
-    """Of two layouts that are as fast, the one with the smaller value is simpler."""
+    """Sort key of equally fast layouts: the simpler one has the smaller value."""
     division = layout.tensor * layout.pipeline * layout.context
     return division, max(1, layout.zero), layout.recompute != "none", layout.virtual
 
