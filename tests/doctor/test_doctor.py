@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.paths import ROOT
 from tokamake.doctor.doctor import doctor
+from tokamake.doctor.find_profile import find_profile
+from tokamake.doctor.profile import read_profile
 
 
 def test_the_command_reports_faults_and_exits_with_1(site: Path) -> None:
@@ -35,9 +38,18 @@ def test_the_command_reports_faults_and_exits_with_1(site: Path) -> None:
 
 def test_a_missing_profile_is_one_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        doctor(profile=tmp_path / "none", directory=tmp_path)
+        doctor(profile=f"{tmp_path}/none", directory=tmp_path)
     assert caught.value.code == 1
     lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.startswith("wrong")] == [
-        f"wrong    profile: {tmp_path}/none: no such folder (give the folder of a profile)"
-    ]
+    (wrong,) = (line for line in lines if line.startswith("wrong"))
+    fault = f"wrong    profile: --profile {tmp_path}/none: no profile with this name (there are "
+    assert wrong.startswith(fault)
+
+
+def test_a_profile_has_a_name_and_its_script_is_found_from_any_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    site = read_profile(find_profile("aurora"), tmp_path)
+    assert site.launch == ROOT / "profiles/aurora/launch.sh"
+    assert site.launcher.name == "mpiexec"

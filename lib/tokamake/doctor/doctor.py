@@ -18,7 +18,7 @@ _GRACE = 60.0
 
 def doctor(
     *,
-    profile: Path | None = None,
+    profile: str = "",
     directory: Path = Path(),
     data: Iterable[Path] = (),
     ranks: bool = False,
@@ -33,7 +33,7 @@ def doctor(
     measures the correctness and speed of their communication; rank 0 reports.
 
     Args:
-        profile: Folder of the Snakemake profile to check. Default: SNAKEMAKE_PROFILE, if set.
+        profile: Name or folder of the profile to check. By default $SNAKEMAKE_PROFILE, if set.
         directory: Working directory of the workflow.
         data: Folders of raw data. doctor measures their disks and the disk of
             TOKAMAKE_DATA_ROOT.
@@ -46,24 +46,24 @@ def doctor(
     if ranks:
         _on_ranks(directory, timeout, output=output)
         return
-    default = os.environ.get("SNAKEMAKE_PROFILE")
-    folder = profile or (Path(default) if default else None)
+    name = profile or os.environ.get("SNAKEMAKE_PROFILE", "")
     data_folders = [*data, *map(Path, filter(None, [os.environ.get("TOKAMAKE_DATA_ROOT")]))]
-    results = [] if folder else [ok("profile", "none; check one with --profile FOLDER")]
-    results += _run_concurrently(_checks(folder, directory, data=data_folders))
+    results = [] if name else [ok("profile", "none; check one with --profile FOLDER")]
+    results += _run_concurrently(_checks(name, directory, data=data_folders))
     if _print_report(results, output):
         raise SystemExit(1)
 
 
-def _checks(folder: Path | None, directory: Path, *, data: Iterable[Path]) -> "list[Check]":
+def _checks(name: str, directory: Path, *, data: Iterable[Path]) -> "list[Check]":
     """Return the checks without --ranks, in the order of the report."""
     from tokamake.doctor import disk, environment, launcher, profile, result, scheduler
+    from tokamake.doctor.find_profile import find_profile
     from tokamake.errors import UserError
 
     faults: list[Result] = []
     site = profile.Profile(None)
     try:
-        site = profile.read_profile(folder, directory) if folder else site
+        site = profile.read_profile(find_profile(name), directory) if name else site
     except UserError as error:
         value, _, remedy = str(error).rpartition("; ")
         faults = [result.wrong("profile", value, remedy)]

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.config_files import read_yaml
+from tokamake.doctor.find_profile import REPOSITORY
 from tokamake.doctor.launcher import Launcher, read_launcher
 from tokamake.doctor.programs import ask_python
 from tokamake.doctor.result import Result, ok, warning, wrong
@@ -157,6 +158,8 @@ def read_profile(folder: Path, directory: Path) -> Profile:
     user_values = _mapping(user_path) if user_path and user_path.is_file() else {}
     launch = _value(_section(values, "default-resources").get("launch"))
     script = directory / str(launch) if launch else None
+    if script and not script.is_file() and (own := REPOSITORY / str(launch)).is_file():
+        script = own  # as the workflow finds it from a folder outside the clone
     launcher = read_launcher(script) if script and script.is_file() else Launcher()
     return Profile(path, values, user_values, user_path, script, launcher)
 

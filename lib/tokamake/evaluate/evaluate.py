@@ -44,7 +44,9 @@ def evaluate(
     neighbors: NeighborOptions = NO_NEIGHBORS,
     output: Path | None = None,
 ) -> None:
-    """Score a model on raw files, or on the test documents of all merged datasets.
+    """Measure the loss and perplexity of a language model on raw files, or on the test documents.
+
+    The test documents are of all merged datasets in a weighting file.
 
     The documents of a corpus, or of a raw file, are concatenated and cut into windows that share
     one token, so the model predicts each token except the first exactly once. The output has, for

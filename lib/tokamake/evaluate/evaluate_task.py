@@ -29,7 +29,7 @@ def evaluate_task(
     neighbors: NeighborOptions = NO_NEIGHBORS,
     output: Path | None = None,
 ) -> None:
-    """Score a model on a task: wikitext, lambada, text, or lm_eval (any task of lm-eval).
+    """Score a language model on a benchmark: wikitext, lambada, text, or any task of lm-eval.
 
     The files of evaluate/tasks describe the measure and the settings of each task. Scores do not
     depend on the number of ranks.

@@ -24,7 +24,7 @@ def evaluate_finetuned(
     output: Path | None = None,
     predictions: Path | None = None,
 ) -> None:
-    """Score a finetuned model, or predict the labels of files without labels.
+    """Score a model that `finetune` made on labeled files, or predict labels of other files.
 
     Nothing is trained. Ranks share the rows, each row counts once, and scores do not depend on the
     number of ranks. Each rank has the whole model.

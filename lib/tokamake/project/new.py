@@ -33,11 +33,11 @@ def new(project: Path, *files: str, profile: str = "", text_key: str = "") -> No
             $SNAKEMAKE_PROFILE, else local.
         text_key: Key or column that holds the text. By default it follows from the first documents.
     """
+    from tokamake.doctor.find_profile import find_profile, find_repository
     from tokamake.doctor.profile import read_profile
     from tokamake.project.corpora import absolute, find_corpora
     from tokamake.project.sizes import size_of
     from tokamake.project.texts import Project
-    from tokamake.run.command_line import find_profile, find_repository
 
     folder = absolute(project)
     _check_folder(folder, project)

@@ -11,15 +11,11 @@ from typing import Any, NamedTuple
 import yaml
 
 from tokamake.config_files import parse_yaml, read_yaml
+from tokamake.doctor.find_profile import SNAKEFILES, find_profile, find_repository, names_in
 from tokamake.errors import UserError
 
-_PROFILE_FILES = ("profile.yaml", "config.v8+.yaml", "config.yaml")
-"""Files that make a folder a profile of Snakemake."""
-_REPOSITORY = Path(__file__).resolve().parents[3]
-"""Clone of tokamake, if it is installed from one in place."""
 DRY_RUN = ("--dry-run", "--dryrun", "-n")
 """Snakemake's spellings of the option."""
-_SNAKEFILES = ("workflow/Snakefile", "Snakefile")
 
 
 class Arguments(NamedTuple):
@@ -87,7 +83,7 @@ def check_config(path: Path) -> None:
     if path.is_dir():
         raise UserError(f"{path}: a folder; name the config file in it")
     if not path.exists():
-        near = get_close_matches(path.name, _names(path.parent, "*.yaml"), n=1)
+        near = get_close_matches(path.name, names_in(path.parent, "*.yaml"), n=1)
         advice = f"did you mean {path.parent / near[0]}?" if near else "name your config file"
         raise UserError(f"{path}: no such file; {advice}")
     value = read_yaml(path, "name your config file")
@@ -95,50 +91,11 @@ def check_config(path: Path) -> None:
         raise UserError(f"{path}: has no keys; write KEY: VALUE, as in config/config.yaml")
 
 
-def find_profile(profile: str) -> Path:
-    """Folder of a profile, given by its path, or by its name.
-
-    Raises:
-        UserError: there is none, or its file is no YAML with keys.
-    """
-    folders = [Path(profile), Path("profiles", profile), _REPOSITORY / "profiles" / profile]
-    for folder in folders:
-        files = [folder / name for name in _PROFILE_FILES if (folder / name).is_file()]
-        for path in files:
-            if not isinstance(read_yaml(path, "name a profile"), dict):
-                raise UserError(f"{path}: has no keys; write KEY: VALUE, an option of Snakemake")
-        if files:
-            return folder
-    known = sorted({*_names(Path("profiles"), "*/"), *_names(_REPOSITORY / "profiles", "*/")})
-    near = get_close_matches(Path(profile).name, known, n=1)
-    advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-    raise UserError(f"--profile {profile}: no profile with this name; {advice}")
-
-
-def _names(folder: Path, pattern: str) -> list[str]:
-    return sorted(path.name for path in folder.glob(pattern))
-
-
 def snakefile_option() -> list[str]:
     """Snakemake's option --snakefile, where this folder has no workflow of its own."""
-    if any(Path(name).is_file() for name in _SNAKEFILES):
+    if any(Path(name).is_file() for name in SNAKEFILES):
         return []
-    return ["--snakefile", str(find_repository() / _SNAKEFILES[0])]
-
-
-def find_repository() -> Path:
-    """The clone of tokamake: the one that is installed in place, or this folder.
-
-    Raises:
-        UserError: neither has the workflow.
-    """
-    for folder in (_REPOSITORY, Path.cwd()):
-        if (folder / _SNAKEFILES[0]).is_file():
-            return folder
-    raise UserError(
-        f"{Path.cwd()}: has no workflow/Snakefile; run it in a clone of tokamake, or write a "
-        "Snakefile that uses tokamake as a module (docs/howto/module.md)"
-    )
+    return ["--snakefile", str(find_repository() / SNAKEFILES[0])]
 
 
 def snakemake_command(

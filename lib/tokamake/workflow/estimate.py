@@ -91,9 +91,9 @@ def read_allocation(profile: str, *, device: str = "", nodes: int | None = None)
     """Read nodes, ranks, time limit and device of a training from a profile."""
     import os
 
+    from tokamake.doctor.find_profile import find_profile
     from tokamake.doctor.profile import read_profile
     from tokamake.estimate.run import allocation_of
-    from tokamake.run.command_line import find_profile
 
     name = profile or os.environ.get("SNAKEMAKE_PROFILE", "local")
     found = read_profile(find_profile(name), Path.cwd())

@@ -20,12 +20,12 @@ from tokamake.runtime.console import counted, progress
 
 
 def verify(prefixes: list[Path], /) -> None:
-    """Check that raw files still have the content that was tokenized.
+    """Check that the raw files of datasets still have the content that was tokenized.
 
-    Reads the raw files of datasets again, or the byte ranges that were tokenized, and compares
-    their hashes with the manifests. Raw files have the paths that `tokenize` was given:
-    relative ones start at the working directory, so run it in the same folder as the workflow.
-    Of the datasets themselves, it compares only the sizes; `describe` checks their contents.
+    It reads the raw files again, or the byte ranges that were tokenized, and compares their hashes
+    with the manifests. Raw files have the paths that `tokenize` was given: relative ones start at
+    the working directory, so run it in the same folder as the workflow. Of the datasets themselves,
+    it compares only the sizes; `describe` checks their contents.
 
     Args:
         prefixes: shards or merged datasets, without .bin or .idx, or folders: all datasets of a
