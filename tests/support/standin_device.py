@@ -9,21 +9,19 @@ torch keeps the device for the rest of the process: call `install` in a process 
 (`tests.support.ranks.spawn`). Checked with torch 2.13.
 """
 
-import traceback
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.library import Library
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from tests.support.standin_costs import allocate, copy, free, launch, wait
 
 NAME = "standin"
 _aten = torch.ops.aten
@@ -39,83 +37,6 @@ _INDEXED = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_ind
 """Operators that take indices from the host, too; CUDA copies them, and waits."""
 _REFUSES_SCALARS = {"cat", "stack", "index_select", "gather", "scatter", "scatter_add", "mm", "bmm"}
 """Operators that refuse scalars of the host, too."""
-_COPIES = {"_pin_memory", "_to_copy", "copy_"}
-"""Operators between host and device."""
-
-
-# ---- What operators cost ----
-
-
-@dataclass
-class Costs:
-    """What operators on the stand-in have cost since `counted` began."""
-
-    waits: list[str] = field(default_factory=list)
-    """Synchronizations: operator and line of each wait of the host for the device."""
-    launches: Counter[str] = field(default_factory=Counter)
-    """Kernels by operator."""
-    copies: Counter[str] = field(default_factory=Counter)
-    """Copies to the device, `pinned` and `unpinned`, and `back` to the host."""
-    allocations: int = 0
-    """Tensors of the stand-in that were allocated."""
-    of_host: list[str] = field(default_factory=list)
-    """Operator and line of each computation on tensors of the host, other than scalars."""
-
-
-class _Totals:
-    live_bytes = 0
-    counting: list[Costs] = []  # noqa: RUF012
-
-
-def live_bytes() -> int:
-    """Bytes of all tensors of the stand-in."""
-    return _Totals.live_bytes
-
-
-@contextmanager
-def counted() -> Iterator[Costs]:
-    """Count what operators cost."""
-    costs = Costs()
-    _Totals.counting.append(costs)
-    try:
-        with _OnHost(costs):
-            yield costs
-    finally:
-        _Totals.counting.remove(costs)
-
-
-class _OnHost(TorchDispatchMode):
-    """Sees the operators that make tensors of the host."""
-
-    def __init__(self, costs: Costs) -> None:
-        super().__init__()
-        self._costs = costs
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = func._schema.name.rpartition("::")[2]
-        made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
-        if any(each.device.type == "cpu" and each.dim() for each in made) and name not in _COPIES:
-            self._costs.of_host.append(f"{name} at {_place()}")
-        return result
-
-
-def _wait(name: str) -> None:
-    for costs in _Totals.counting:
-        costs.waits.append(f"{name} at {_place()}")
-
-
-def _launch(name: str) -> None:
-    for costs in _Totals.counting:
-        costs.launches[name] += 1
-
-
-def _place() -> str:
-    """The line that called an operator: the innermost one that is not a package's."""
-    frames = [each for each in traceback.extract_stack() if each.filename != __file__]
-    ours = [each for each in frames if "/site-packages/" not in each.filename]
-    frame = (ours or frames)[-1]
-    return f"{frame.filename.rpartition('/lib/')[2]}:{frame.lineno}"
 
 
 # ---- Tensors of the device, on memory of the host ----
@@ -126,10 +47,10 @@ class _Memory:
 
     def __init__(self, host: torch.UntypedStorage) -> None:
         self.host, self._size = host, host.nbytes()
-        _Totals.live_bytes += self._size
+        allocate(self._size)
 
     def __del__(self) -> None:
-        _Totals.live_bytes -= self._size
+        free(self._size)
 
 
 def on_device(host: Tensor) -> Tensor:
@@ -139,8 +60,6 @@ def on_device(host: Tensor) -> Tensor:
         memory.data_ptr(), device, memory.nbytes()
     )
     storage.memory = _Memory(memory)
-    for costs in _Totals.counting:
-        costs.allocations += 1
     return _placed(_bare(host.dtype), storage, host)
 
 
@@ -190,7 +109,9 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
 
     on_cpu, named = tree_map(lowered, (args, kwargs))
     _count(name, args)
-    result = op(*on_cpu, **named)
+    # A number in place of a tensor: another overload may take it.
+    has_number = name.startswith("bitwise_") and not all(isinstance(x, Tensor) for x in args)
+    result = (op.overloadpacket if has_number else op)(*on_cpu, **named)
 
     def raised(value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -231,9 +152,9 @@ def _count(name: str, args: tuple[Any, ...]) -> None:
         fills = len(args) > 2 and args[2].numel() == 1
         waits = (are_bits and not fills) or not all(map(_is_here, indices))
     if waits:
-        _wait(name)
+        wait(name)
     if name != "_local_scalar_dense":
-        _launch(name)
+        launch(name)
 
 
 def _empty(
@@ -250,15 +171,14 @@ def _empty_strided(size: Any, stride: Any, dtype: Any = None, **_: Any) -> Tenso
 def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """`copy_`, also between host and device."""
     if _is_here(target) and _is_here(source):
-        _launch("copy_")
+        launch("copy_")
     else:
         host = source if _is_here(target) else target
         kind = "back" if host is target else "pinned" if host.is_pinned() else "unpinned"
-        for costs in _Totals.counting:
-            costs.copies[kind] += 1
+        copy(kind)
         # The host may continue while the device reads, if nobody else needs the memory.
         if not (non_blocking and (host.is_pinned() or kind == "unpinned")):
-            _wait("copy back" if host is target else "copy to the device")
+            wait("copy back" if host is target else "copy to the device")
     to, of = (on_host(each) if _is_here(each) else each for each in (target, source))
     to.copy_(of)
     return target
@@ -286,10 +206,9 @@ def _attention(
 ) -> Tensor:
     """Scaled dot product attention by the operator that torch chooses for a CPU."""
     inputs, mask = (query, key, value), attn_mask
-    hosts = [_as_asked(each) for each in (*inputs, *([] if mask is None else [mask]))]
-    chosen = torch._fused_sdp_choice(
-        *hosts[:3], hosts[3] if mask is not None else None, dropout_p, is_causal, **options
-    )
+    with _disable_current_modes():  # of `counted`
+        *hosts, host_mask = (_as_asked(each) for each in (*inputs, mask))
+        chosen = torch._fused_sdp_choice(*hosts, host_mask, dropout_p, is_causal, **options)
     if chosen != torch.nn.attention.SDPBackend.FLASH_ATTENTION.value:
         plain = _aten._scaled_dot_product_attention_math
         result: Tensor = plain(*inputs, mask, dropout_p, is_causal, **options)[0]
@@ -301,7 +220,9 @@ def _attention(
     return flash(*inputs, dropout_p, is_causal, attn_mask=mask, **options)[0]
 
 
-def _as_asked(tensor: Tensor) -> Tensor:
+def _as_asked(tensor: Tensor | None) -> Tensor | None:
+    if tensor is None:
+        return None
     host = on_host(tensor.detach())
     return host.requires_grad_(tensor.requires_grad and torch.is_grad_enabled())
 
@@ -312,7 +233,7 @@ def _collective(op: Any, *args: Any, **kwargs: Any) -> Any:
     def lowered(value: Any) -> Any:
         return on_host(value) if _is_here(value) else value
 
-    _launch(op._schema.name)
+    launch(op._schema.name)
     result = op(*tree_map(lowered, args), **tree_map(lowered, kwargs))
     # A result begins with the tensors that were passed.
     return (args[0], *result[1:]) if isinstance(result, tuple) else result
@@ -347,8 +268,16 @@ class _Module:
         pass
 
     @staticmethod
+    def get_amp_supported_dtype() -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16]
+
+    @staticmethod
     def manual_seed_all(seed: int) -> None:
         pass
+
+    # The kernels are the CPU's, and so is their generator.
+    get_rng_state = staticmethod(torch.get_rng_state)
+    set_rng_state = staticmethod(torch.set_rng_state)
 
 
 _libraries: list[Library] = []
@@ -380,6 +309,7 @@ def install() -> torch.device:
             _register(namespace, of_it)
     _register("aten", {"aten::scaled_dot_product_attention": _attention}, "AutogradPrivateUse1")
     _register("aten", {"aten::_pin_memory": _pin_memory, "aten::is_pinned": _is_pinned}, "CPU")
+    torch.accelerator.synchronize = lambda *_: wait("synchronize")  # type: ignore[assignment]
     return torch.device(NAME, 0)
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.support import standin_device
-from tests.support.compositions import Composition, learners
+from tests.support.compositions import Composition, axes, learners
 from tests.support.ranks import spawn
-from tests.support.standin_device import Costs, counted, live_bytes
+from tests.support.standin_costs import Costs, counted, live_bytes
 from tokamake import plugins
 from tokamake.config.resolved_run import Run
 from tokamake.prove.plain_training import rates
@@ -23,8 +23,22 @@ from tokamake.train.numerics import with_precision
 
 CPU = torch.device("cpu")
 NUM_STEPS = 4
-LEARNERS = [" ".join(each) for each in learners()]
-"""Each family with each objective that it learns."""
+CHANGES: dict[str, dict[str, Any]] = {
+    "bf16": {"precision": "bf16"},
+    "recomputation": {"recompute_granularity": "full"},
+    "document masks": {"reset_attention_mask": True, "reset_position_ids": True},
+    "norms of layers": {"log_layer_norms": True},
+    "losses of corpora": {"log_corpus_losses": True},
+    "dropout": {"dropout.hidden": 0.1, "dropout.attention": 0.1},
+    **{name: {"optimizer.name": name} for name in axes()["optimizer.name"]},
+}
+"""Changes of a causal run whose code differs on a device."""
+RUNS = {
+    **{f"{family} {objective}": (family, objective, {}) for family, objective in learners()},
+    **{f"llama causal, {change}": ("llama", "causal", of) for change, of in CHANGES.items()},
+    "bert masked, packed": ("bert", "masked", {"pack_samples": True}),
+}
+"""Each family with each objective that it learns, and variants."""
 
 
 class Trained(NamedTuple):
@@ -61,14 +75,13 @@ def train(run: Run, device: torch.device) -> Trained:
 
 
 def train_on_both() -> dict[str, tuple[Trained, Trained]]:
-    """Train each learner on the CPU and on the stand-in."""
-    torch.set_num_threads(1)
+    """Train each run on the CPU and on the stand-in."""
     device = standin_device.install()
     BACKENDS[device.type] = "gloo"
     trained = {}
-    for family, objective in learners():
-        run = Composition(1, family, objective, {}, seed=5).run()
-        trained[f"{family} {objective}"] = (train(run, CPU), train(run, device))
+    for name, (family, objective, values) in RUNS.items():
+        run = Composition(1, family, objective, values, seed=5).run()
+        trained[name] = (train(run, CPU), train(run, device))
     return trained
 
 
@@ -79,17 +92,30 @@ def trained() -> dict[str, tuple[Trained, Trained]]:
     return of_rank
 
 
-@pytest.mark.parametrize("learner", LEARNERS)
-def test_numbers_are_those_of_the_cpu(trained: Any, learner: str) -> None:
-    on_cpu, on_device = trained[learner]
+@pytest.mark.parametrize("run", RUNS)
+def test_numbers_are_those_of_the_cpu(trained: Any, run: str) -> None:
+    on_cpu, on_device = trained[run]
     assert sum(on_device.costs.launches.values()) > 100
     assert not on_cpu.costs.launches
     assert on_device.numbers == pytest.approx(on_cpu.numbers, rel=1e-6)
 
 
-@pytest.mark.parametrize("learner", LEARNERS)
-def test_a_step_leaves_nothing_on_the_device(trained: Any, learner: str) -> None:
-    before, after = trained[learner][1].live
+@pytest.mark.parametrize("run", RUNS)
+def test_the_host_waits_once_a_step(trained: Any, run: str) -> None:
+    costs = trained[run][1].costs
+    assert len(costs.waits) == 1, costs.waits
+    assert costs.copies["back"] == 1
+    assert not costs.copies["unpinned"]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_step_computes_nothing_on_the_host(trained: Any, run: str) -> None:
+    assert not trained[run][1].costs.of_host
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_step_leaves_nothing_on_the_device(trained: Any, run: str) -> None:
+    before, after = trained[run][1].live
     assert before == after > 0
 
 

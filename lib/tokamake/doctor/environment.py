@@ -20,7 +20,7 @@ from packaging.specifiers import SpecifierSet
 from tokamake.doctor.launcher import SECONDS, Launcher, ask_in_job
 from tokamake.doctor.programs import ask_python
 from tokamake.doctor.result import Result, ok, warning, wrong
-from tokamake.runtime.device import BACKENDS
+from tokamake.runtime.device import BACKENDS, accelerators
 from tokamake.runtime.requirements import required
 
 RECIPE = "see `An environment of your own` in the README of the profiles"
@@ -94,9 +94,7 @@ def torch_facts() -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    kinds = (kind for kind in ("cuda", "xpu") if _available(torch, kind))
-    kind = next(kinds, "cpu")
-    module = getattr(torch, kind)
+    kind, module = next(accelerators(), ("cpu", torch.cpu))
     return {
         "torch": str(torch.__version__),
         "device": kind,
@@ -106,11 +104,6 @@ def torch_facts() -> dict[str, Any]:
         "bf16": bool(module.is_bf16_supported()) if kind != "cpu" else True,
         "seen": _accelerator(),
     }
-
-
-def _available(torch: Any, kind: str) -> bool:
-    module = getattr(torch, kind, None)
-    return module is not None and bool(module.is_available())
 
 
 def _has_backend(dist: Any, backend: str) -> bool:

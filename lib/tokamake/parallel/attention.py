@@ -210,8 +210,9 @@ def by_document(
     """
     at_once = _at_once(q_BHLK)
     batch, heads, length, _ = q_BHLK.shape
-    few = len(documents.lengths) * _SHORT <= batch * length
-    if not at_once and not (few and q_BHLK.device.type == "cpu"):
+    # Lengths wait for the device: not where a mask is used anyhow.
+    one_by_one = q_BHLK.device.type == "cpu" and (len(documents.lengths) * _SHORT <= batch * length)
+    if not at_once and not one_by_one:
         grouped = heads != k_BGLK.shape[1]
         return F.scaled_dot_product_attention(
             q_BHLK, k_BGLK, v_BGLK, attn_mask=documents.mask, enable_gqa=grouped
@@ -224,12 +225,13 @@ def by_document(
 
 def _at_once(q_BHLK: Tensor) -> bool:
     """Whether flash attention supports these queries."""
+    has_flash = _FLASH.get(q_BHLK.device.type)
     return (
-        q_BHLK.device.type == "cuda"
+        has_flash is not None
         and q_BHLK.dtype in (torch.float16, torch.bfloat16)
         and q_BHLK.shape[-1] % 8 == 0
         and q_BHLK.shape[-1] <= _WIDEST
-        and _has_flash(q_BHLK.device)
+        and has_flash(q_BHLK.device)
     )
 
 
@@ -240,6 +242,10 @@ def _has_flash(device: torch.device) -> bool:
         return False
     # torch 2.9 has the function with other arguments.
     return "window_size" in _arguments()
+
+
+_FLASH = {"cuda": _has_flash}
+"""Types of devices with flash attention for documents, and whether a device supports it."""
 
 
 @cache

@@ -10,10 +10,10 @@ import re
 import resource
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokamake.errors import note_faulty_hosts
 from tokamake.runtime.ranks import Ranks
@@ -42,6 +42,16 @@ by the program, or by another host.
 _NOTE = "This host is noted as faulty."
 
 
+def accelerators() -> Iterator[tuple[str, Any]]:
+    """Each type of accelerator that torch finds on this host, with torch's module for it."""
+    import torch
+
+    for kind in BACKENDS:
+        module = getattr(torch, kind, None) if kind != "cpu" else None
+        if module is not None and module.is_available():
+            yield kind, module
+
+
 def group_device() -> "torch.device":
     """Device of the tensors that ranks exchange in the default process group."""
     import torch
@@ -61,12 +71,8 @@ def synchronize(device: "torch.device") -> None:
 
 def device_memory(device: "torch.device", ranks: Ranks) -> float:
     """Bytes that this rank may use of its device; the ranks of a host share its memory."""
-    import torch
-
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[1])
-    if device.type == "xpu":
-        return float(torch.xpu.get_device_properties(device).total_memory)
+    if device.type in _MEMORY:
+        return float(_MEMORY[device.type](device))
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(physical, *_cgroup_limits()) / ranks.local_size
 
@@ -87,6 +93,22 @@ def peak_memory(device: "torch.device") -> float:
     if device.type != "cpu":
         return float(getattr(torch, device.type).max_memory_allocated(device))
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+
+def _cuda_memory(device: "torch.device") -> int:
+    import torch
+
+    return torch.cuda.mem_get_info(device)[1]
+
+
+def _xpu_memory(device: "torch.device") -> int:
+    import torch
+
+    return torch.xpu.get_device_properties(device).total_memory
+
+
+_MEMORY: dict[str, Callable[["torch.device"], int]] = {"cuda": _cuda_memory, "xpu": _xpu_memory}
+"""Bytes of a device by its type; other types use the host's memory."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokamake.errors import TemporaryError, UserError
 from tokamake.runtime.cores import num_threads
-from tokamake.runtime.device import BACKENDS, noted_device_faults
+from tokamake.runtime.device import BACKENDS, accelerators, noted_device_faults
 from tokamake.runtime.rank_errors import report_from_rank_0
 from tokamake.runtime.ranks import Ranks, mpi, variable
 from tokamake.scheduler_formats import hosts_of
@@ -25,16 +25,14 @@ _MAX_FULL_MESH = 128
 
 
 def choose_device(ranks: Ranks) -> "torch.device":
-    """Choose the device of this rank: a CUDA or XPU device if available, else the CPU."""
+    """Choose the device of this rank: an accelerator if available, else the CPU."""
     import torch
 
-    for kind in ("cuda", "xpu"):
-        backend = getattr(torch, kind, None)
-        if backend is not None and backend.is_available():
-            # Some launchers show each rank only its own device, as number 0.
-            device = torch.device(kind, ranks.local_rank % backend.device_count())
-            backend.set_device(device)
-            return device
+    for kind, module in accelerators():
+        # Some launchers show each rank only its own device, as number 0.
+        device = torch.device(kind, ranks.local_rank % module.device_count())
+        module.set_device(device)
+        return device
     return torch.device("cpu")
 
 
@@ -93,7 +91,7 @@ def process_group(ranks: Ranks, store: "Store | None" = None) -> Iterator["torch
     try:
         if device.type == "cpu":
             _share_cores()
-        elif device.type == "cuda":
+        elif device.type in _IDENTITY:
             _compare_devices(device)
         yield device
         dist.barrier(device_ids=None if device.type == "cpu" else [device.index])
@@ -230,15 +228,23 @@ def _share_cores() -> None:
         torch.set_num_threads(threads)
 
 
-def _compare_devices(device: "torch.device") -> None:
+def _cuda_uuid(device: "torch.device") -> str:
     import torch
+
+    return str(torch.cuda.get_device_properties(device).uuid)
+
+
+_IDENTITY = {"cuda": _cuda_uuid}
+"""What tells the devices of a host apart, by their type. Not the index: launchers may show each
+rank one device, with index 0. XPU tiles have no UUID, so they are not compared."""
+
+
+def _compare_devices(device: "torch.device") -> None:
     import torch.distributed as dist
 
     # Not nccl, which fails if two ranks have the same device.
     group = dist.new_group(backend="gloo")
-    # UUID, not index: launchers may show each rank one device, with index 0. (XPU tiles have no
-    # UUID, so they are not compared.)
-    owner = (socket.gethostname(), str(torch.cuda.get_device_properties(device).uuid))
+    owner = (socket.gethostname(), _IDENTITY[device.type](device))
     owners: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(owners, owner, group=group)
     check_devices(owners)

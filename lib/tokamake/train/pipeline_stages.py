@@ -35,13 +35,19 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 class LossFactors(NamedTuple):
     """1/labels and 1/samples of a global batch: turn sums of losses into means."""
 
-    tokens: float = 1.0
-    """Factor of the loss of tokens."""
+    tokens: float | Tensor = 1.0
+    """Factor of the loss of tokens; an fp64 scalar of the device, if that has counted the labels.
+    """
     samples: float = 1.0
     """Factor of the loss of whole samples."""
 
     def times(self, factor: float) -> "LossFactors":
         return LossFactors(self.tokens * factor, self.samples * factor)
+
+    def mean(self, total: Tensor) -> Tensor:
+        """A sum of losses of tokens, fp32, as a mean."""
+        # A factor of Python is rounded to fp32, too.
+        return total * (self.tokens.float() if isinstance(self.tokens, Tensor) else self.tokens)
 
 
 SUM_OF_TOKENS = LossFactors(samples=0.0)
@@ -174,7 +180,7 @@ class PipelineStages:
         if predicted.auxiliary_loss is not None and trains:
             # It is a mean per token, `total` a sum. Validation reports cross entropy alone.
             total = total + predicted.auxiliary_loss * (labels.tokens != NO_LABEL).sum()
-        total = total * self._factors.tokens
+        total = self._factors.mean(total)
         if self.objective.metrics and not trains:
             self.measured.append(self.objective.measure(predicted, labels))
         if losses.samples is None or losses.num_samples is None:

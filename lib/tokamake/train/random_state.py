@@ -6,6 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tokamake.runtime.device import accelerators
+
 
 def seed_all(seed: int) -> None:
     random.seed(seed)
@@ -15,9 +17,7 @@ def seed_all(seed: int) -> None:
 
 def random_state() -> dict[str, Any]:
     """States of the generators of Python, NumPy, torch and the accelerator."""
-    accelerator = [
-        backend.get_rng_state() for backend in (torch.cuda, torch.xpu) if backend.is_available()
-    ]
+    accelerator = [module.get_rng_state() for _, module in accelerators()]
     return {
         "random_rng_state": random.getstate(),
         # A list can be read without unpickling code, an array cannot.
@@ -35,6 +35,6 @@ def set_random_state(state: dict[str, Any]) -> None:
     random.setstate(state["random_rng_state"])
     np.random.set_state(tuple(state["np_rng_state"]))
     torch.set_rng_state(state["torch_rng_state"])
-    for backend in (torch.cuda, torch.xpu):
-        if backend.is_available() and state["cuda_rng_state"] is not None:
-            backend.set_rng_state(state["cuda_rng_state"])
+    for _, module in accelerators():
+        if state["cuda_rng_state"] is not None:
+            module.set_rng_state(state["cuda_rng_state"])

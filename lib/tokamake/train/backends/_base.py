@@ -52,6 +52,16 @@ class GradientSums(NamedTuple):
     scale: float = 1.0
 
 
+class StepCounts(NamedTuple):
+    """Sums over all ranks; on the device, where the host need not wait for them."""
+
+    labels: int | Tensor
+    """Tokens with a loss."""
+    rows: int | Tensor
+    samples: int = 0
+    """Samples with a loss of their own."""
+
+
 class EngineBase(ABC):
     """One rank's part of the model and its optimizer; its weights are empty at first.
 
@@ -62,7 +72,7 @@ class EngineBase(ABC):
     _state_kinds: dict[str, str]
     optimizer: torch.optim.Optimizer
     _own_sums: tuple[Tensor, Tensor]
-    _num_rows: int
+    _counts: StepCounts
 
     def __init__(self, run: Run, ranks: Ranks, *, device: torch.device, shard: bool) -> None:
         self._run, self._ranks, self._device = run, ranks, device
@@ -141,28 +151,28 @@ class EngineBase(ABC):
         if num_samples is None:  # all data-parallel ranks have as many samples
             of_rank = [each.sample_labels for each in batches if each.sample_labels is not None]
             num_samples = sum(map(len, of_rank)) * self.mesh.data.size
-        num_labels = self._num_labels(batches)
-        self._has_labels = num_labels + num_samples > 0
-        return LossFactors(1 / max(1, num_labels), 1 / max(1, num_samples))
+        self._counts = self._num_labels(batches)._replace(samples=num_samples)
+        labels = self._counts.labels
+        # The same number as on the host, which would have to wait for the device.
+        known = labels.clamp(min=1).double() if isinstance(labels, Tensor) else max(1, labels)
+        return LossFactors(1 / known, 1 / max(1, num_samples))
 
-    def _num_labels(self, batches: Sequence[MicroBatch]) -> int:
-        """Number of tokens with a loss, over all ranks; also sets the number of rows."""
+    def _num_labels(self, batches: Sequence[MicroBatch]) -> StepCounts:
+        """Number of tokens with a loss, and of rows, over all ranks."""
         mesh = self.mesh
         num_rows = sum(len(batch.inputs) for batch in batches)
         if not self.stages.objective.counts_labels:
-            self._num_rows = num_rows * mesh.data.size
             own = sum(batch.labels.numel() for batch in batches)
-            return own * mesh.data.size * mesh.context.size
+            num_labels = own * mesh.data.size * mesh.context.size
+            return StepCounts(num_labels, num_rows * mesh.data.size)
         counts = [(batch.labels != NO_LABEL).sum() for batch in batches]
-        rows = torch.tensor(num_rows, device=self._device)
+        rows = torch.full((), num_rows, device=self._device)
         sums = torch.stack((torch.stack(counts).sum(), rows))
         dist.all_reduce(sums)
-        num_labels, num_rows = sums.tolist()
         # Tensor- and pipeline-parallel ranks have the same labels. Context-parallel ranks have the
         # same rows, too.
         num_copies = mesh.tensor.size * mesh.pipeline.size
-        self._num_rows = num_rows // (num_copies * mesh.context.size)
-        return num_labels // num_copies
+        return StepCounts(sums[0] // num_copies, sums[1] // (num_copies * mesh.context.size))
 
     def _sum_over_ranks(
         self,
@@ -182,8 +192,8 @@ class EngineBase(ABC):
         # Tensor-parallel ranks have the same loss; ranks without the last stage have none.
         own = loss if self.mesh.tensor.rank == 0 else torch.zeros_like(loss)
         # The flags travel with the loss, because a second collective would cost its latency.
-        flags = torch.tensor([stop, saved], device=self._device)
-        parts = [torch.stack((own, squares)).float(), flags.float()]
+        flags = to_device(np.array([stop, saved], np.float32), self._device)
+        parts = [torch.stack((own, squares)).float(), flags]
         samples = None
         if self._run.architecture.has_sample_head:
             samples = self.stages.take_sample_loss() * (self.mesh.tensor.rank == 0)
@@ -191,7 +201,8 @@ class EngineBase(ABC):
         optional = [part.flatten() for part in (layers, corpora, samples) if part is not None]
         of_ranks = torch.cat([*parts, *optional])
         dist.all_reduce(of_ranks)
-        total, square, num_stops, num_saved, *rest = of_ranks.tolist()
+        values, num_labels, num_rows = self._read(of_ranks)
+        total, square, num_stops, num_saved, *rest = values
         all_saved = num_saved == self._ranks.world_size
         num_layers = 0 if layers is None else len(layers)
         norms = tuple(math.sqrt(each) / scale for each in rest[:num_layers])
@@ -210,9 +221,18 @@ class EngineBase(ABC):
             layer_norms=norms,
             corpus_losses=of_corpora,
             sample_loss=sample_loss,
-            has_labels=self._has_labels,
-            num_rows=self._num_rows,
+            has_labels=num_labels + self._counts.samples > 0,
+            num_rows=num_rows,
         )
+
+    def _read(self, sums: Tensor) -> tuple[list[float], int, int]:
+        """Sums, labels and rows of a step on the host, which waits for the device here alone."""
+        labels, rows, _ = self._counts
+        if isinstance(labels, Tensor) and isinstance(rows, Tensor):
+            joined = torch.cat((sums.double(), torch.stack((labels, rows))))
+            *values, num_labels, num_rows = joined.tolist()
+            return values, int(num_labels), int(num_rows)
+        return sums.tolist(), int(labels), int(rows)
 
     def _corpus_sums(
         self, batches: Sequence[MicroBatch], samples: SampleIds | None

@@ -150,7 +150,8 @@ class Engine(EngineBase):
 
     def _relabelled_gradients(self, batches: Sequence[MicroBatch], relabel: Relabel) -> int | None:
         """Compute gradients of the mean loss with other labels; see `ExtraPass.gradients`."""
-        num_labels, loss_scale = max(1, self._num_labels(batches)), self._loss_scale.value
+        num_labels = max(1, int(self._num_labels(batches).labels))
+        loss_scale = self._loss_scale.value
         factors = LossFactors(loss_scale / num_labels)
         self.stages.forward_backward(batches, factors, relabel=relabel)
         self._add_up_gradients()
