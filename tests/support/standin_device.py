@@ -11,6 +11,7 @@ torch keeps the device for the rest of the process: call `install` in a process 
 
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache, partial
 from typing import Any
 
@@ -26,7 +27,7 @@ from tests.support.standin_costs import allocate, copy, free, launch, wait
 NAME = "standin"
 _aten = torch.ops.aten
 _CPU_KEY = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-_ON_METADATA = {"view", "as_strided", "_reshape_alias", "unfold", "view_as_real", "view_as_complex"}
+_ON_METADATA = {"view", "as_strided", "_reshape_alias", "unfold", "view_as_real", "set_"}
 """Operators that read no elements."""
 _OF_VALUES = {
     *("nonzero", "masked_select", "bincount", "equal", "_local_scalar_dense"),
@@ -242,8 +243,35 @@ def _collective(op: Any, *args: Any, **kwargs: Any) -> Any:
 # ---- The device in torch ----
 
 
+class _Stream:
+    """A stream, or an event of one: all work is done when the host has asked for it."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def wait_stream(self, _: Any = None) -> None: ...
+
+    wait_event = record = record_event = wait = wait_stream
+
+    def synchronize(self) -> None:
+        wait("synchronize")
+
+
 class _Module:
     """torch.standin: what torch asks of the module of a device."""
+
+    Stream = Event = _Stream
+
+    @staticmethod
+    def current_stream(device: Any = None) -> _Stream:
+        return _Stream()
+
+    @staticmethod
+    def stream(stream: Any) -> Any:
+        return nullcontext(stream)
+
+    @staticmethod
+    def synchronize(device: Any = None) -> None:
+        wait("synchronize")
 
     @staticmethod
     def is_available() -> bool:

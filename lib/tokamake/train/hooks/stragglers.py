@@ -95,12 +95,15 @@ class Stragglers(Hook):
         return [f"rank {rank} on {self._hosts[rank]} is slow: {reasons[rank]}" for rank in new]
 
     def _gather(self, own: RankTimes) -> list[RankTimes]:
+        import numpy as np
         import torch
         import torch.distributed as dist
 
+        from tokamake.train.batch import to_device
+
         gathered = [torch.zeros(2, device=self._device) for _ in self._hosts]
-        dist.all_gather(gathered, torch.tensor(own, device=self._device))
-        return [RankTimes(*row.tolist()) for row in gathered]
+        dist.all_gather(gathered, to_device(np.array(own, np.float32), self._device))
+        return [RankTimes(*row) for row in torch.stack(gathered).tolist()]
 
     def _write(self, step: int, times: list[RankTimes], *, slow: dict[int, str]) -> None:
         rows: list[dict[str, Any]] = [
