@@ -1,6 +1,6 @@
 """What operators on the stand-in accelerator cost: waits of the host, kernels, copies, memory."""
 
-import traceback
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -101,7 +101,9 @@ def launch(name: str) -> None:
 
 def _place() -> str:
     """The line that called an operator: the innermost one that is not a package's."""
-    frames = traceback.extract_stack()
-    ours = [each for each in frames if not any(part in each.filename for part in _NOT_CALLERS)]
-    frame = (ours or frames)[-1]
-    return f"{frame.filename.rpartition('/lib/')[2]}:{frame.lineno}"
+    frame = innermost = sys._getframe(2)
+    while frame.f_back and any(part in frame.f_code.co_filename for part in _NOT_CALLERS):
+        frame = frame.f_back
+    if any(part in frame.f_code.co_filename for part in _NOT_CALLERS):
+        frame = innermost
+    return f"{frame.f_code.co_filename.rpartition('/lib/')[2]}:{frame.f_lineno}"

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from tests.support.standin_costs import allocate, copy, free, launch, wait
+from tokamake.runtime.device import BACKENDS
 
 NAME = "standin"
 _aten = torch.ops.aten
@@ -262,7 +263,7 @@ class _Module:
     Stream = Event = _Stream
 
     @staticmethod
-    def current_stream(device: Any = None) -> _Stream:
+    def current_stream(*_: Any) -> _Stream:
         return _Stream()
 
     @staticmethod
@@ -270,7 +271,7 @@ class _Module:
         return nullcontext(stream)
 
     @staticmethod
-    def synchronize(device: Any = None) -> None:
+    def synchronize(*_: Any) -> None:
         wait("synchronize")
 
     @staticmethod
@@ -306,6 +307,13 @@ class _Module:
     # The kernels are the CPU's, and so is their generator.
     get_rng_state = staticmethod(torch.get_rng_state)
     set_rng_state = staticmethod(torch.set_rng_state)
+
+
+def use() -> torch.device:
+    """Let tokamake find the device and train on it."""
+    device = install()
+    BACKENDS[NAME] = "gloo"
+    return device
 
 
 _libraries: list[Library] = []

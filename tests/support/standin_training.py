@@ -1,0 +1,77 @@
+"""Training steps on the stand-in accelerator and on the CPU: their numbers, and what they cost."""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from tests.support import standin_device
+from tests.support.compositions import Composition, axes, learners
+from tests.support.standin_costs import Costs, counted, live_bytes
+from tokamake import plugins
+from tokamake.config.resolved_run import Run
+from tokamake.prove.plain_training import rates
+from tokamake.prove.random_samples import rank_ids, rank_samples, step_samples
+from tokamake.runtime.ranks import Ranks
+from tokamake.train.numerics import with_precision
+
+CPU = torch.device("cpu")
+NUM_STEPS = 4
+CHANGES: dict[str, dict[str, Any]] = {
+    "bf16": {"precision": "bf16"},
+    "recomputation": {"recompute_granularity": "full"},
+    "document masks": {"reset_attention_mask": True, "reset_position_ids": True},
+    "norms of layers": {"log_layer_norms": True},
+    "losses of corpora": {"log_corpus_losses": True},
+    "dropout": {"dropout.hidden": 0.1, "dropout.attention": 0.1},
+    **{name: {"optimizer.name": name} for name in axes()["optimizer.name"]},
+}
+"""Changes of a causal run whose code differs on a device."""
+RUNS = {
+    **{f"{family} {objective}": (family, objective, {}) for family, objective in learners()},
+    **{f"llama causal, {change}": ("llama", "causal", of) for change, of in CHANGES.items()},
+    "bert masked, packed": ("bert", "masked", {"pack_samples": True}),
+}
+"""Each family with each objective that it learns, and variants."""
+
+
+class Trained(NamedTuple):
+    """Some steps of training."""
+
+    numbers: list[float]
+    """Losses and norms of gradients, and losses of validations before and after."""
+    costs: Costs
+    """Of the last step."""
+    live: tuple[int, int]
+    """Bytes on the device after the last but one step, and after the last one."""
+
+
+def train(run: Run, device: torch.device) -> Trained:
+    engine = plugins.load("train/backends", run.train.backend).Engine(
+        with_precision(run, device), Ranks(0, 1, 0, 1), device=device
+    )
+    objective, mesh = engine.stages.objective, engine.mesh
+
+    def validate() -> float:
+        rows = rank_samples(step_samples(objective, step=NUM_STEPS), mesh)
+        return float(engine.validate(iter(rows)).loss)
+
+    numbers, bytes_after = [validate()], [0]
+    for step in range(NUM_STEPS):
+        rows = rank_samples(step_samples(objective, step=step), mesh)
+        ids = rank_ids(run, mesh, step=step)
+        with counted() as costs:
+            done = engine.train_step(rows, samples=ids, **rates(run, step))
+        numbers += [done.loss, done.grad_norm]
+        bytes_after.append(live_bytes())
+    numbers.append(validate())
+    return Trained(numbers, costs, (bytes_after[-2], bytes_after[-1]))
+
+
+def train_on_both() -> dict[str, tuple[Trained, Trained]]:
+    """Train each run on the CPU and on the stand-in."""
+    device = standin_device.use()
+    trained = {}
+    for name, (family, objective, values) in RUNS.items():
+        run = Composition(1, family, objective, values, seed=5).run()
+        trained[name] = (train(run, CPU), train(run, device))
+    return trained
