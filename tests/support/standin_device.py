@@ -9,6 +9,7 @@ torch keeps the device for the rest of the process: call `install` in a process 
 (`tests.support.ranks.spawn`). Checked with torch 2.13.
 """
 
+import os
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -22,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from tests.support.standin_costs import allocate, copy, free, launch, wait
+from tests.support.standin_costs import allocate, copy, free, launch, live_bytes, wait
 from tokamake.runtime.device import BACKENDS
 
 NAME = "standin"
@@ -293,6 +294,14 @@ class _Module:
         return 0
 
     @staticmethod
+    def get_device_name(*_: Any) -> str:
+        return NAME
+
+    @staticmethod
+    def max_memory_allocated(*_: Any) -> int:
+        return live_bytes()
+
+    @staticmethod
     def set_device(device: Any) -> None:
         pass
 
@@ -313,6 +322,23 @@ def use() -> torch.device:
     """Let tokamake find the device and train on it."""
     device = install()
     BACKENDS[NAME] = "gloo"
+    return device
+
+
+def use_with_deepspeed() -> torch.device:
+    """Let DeepSpeed use the device, too, as a variant of its CPU."""
+    device = use()
+    os.environ["DS_ACCELERATOR"] = "cpu"
+    from deepspeed.accelerator import set_accelerator
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    class Accelerator(CPU_Accelerator):
+        device_name = staticmethod(lambda index=None: NAME if index is None else f"{NAME}:{index}")
+        current_device_name = staticmethod(lambda: f"{NAME}:0")
+        device = staticmethod(lambda *_: device)
+        default_stream = staticmethod(_Module.current_stream)
+
+    set_accelerator(Accelerator())
     return device
 
 

@@ -4,12 +4,14 @@ The stand-in counts what a step costs. It joins no objective by name: whatever m
 is trained here.
 """
 
+import re
 from typing import Any
 
 import pytest
 import torch
 
 from tests.support import standin_device
+from tests.support.paths import MODULES, PACKAGE
 from tests.support.ranks import spawn
 from tests.support.standin_costs import counted
 from tests.support.standin_training import RUNS, Trained, train_on_both
@@ -47,6 +49,26 @@ def test_a_step_computes_nothing_on_the_host(trained: Any, run: str) -> None:
 def test_a_step_leaves_nothing_on_the_device(trained: Any, run: str) -> None:
     before, after = trained[run][1].live
     assert before == after > 0
+
+
+# ---- Branches that it cannot reach ----
+
+UNREACHED = {
+    "estimate/layouts.py": "estimates for GPUs",
+    "estimate/run.py": "estimates for GPUs",
+    "parallel/attention.py": "flash attention for documents",
+    "parallel/ring_kernels.py": "fused kernels of ring attention",
+    "runtime/device.py": "back ends of torch.distributed, and the memory of a device",
+    "runtime/process_group.py": "UUIDs of devices",
+    "train/memory.py": "estimates of flash attention",
+}
+"""Modules that name a type of accelerator, and why; only tests of the marker `gpu` reach these."""
+NAMED = re.compile(r'"(cuda|xpu)"|torch\.(cuda|xpu)\b|backends\.cuda')
+
+
+def test_branches_for_one_type_of_accelerator_are_listed() -> None:
+    found = {str(each.relative_to(PACKAGE)) for each in MODULES if NAMED.search(each.read_text())}
+    assert found == {*UNREACHED}
 
 
 # ---- The stand-in itself ----

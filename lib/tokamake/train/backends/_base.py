@@ -37,6 +37,7 @@ from tokamake.train.numerics import precision_of
 from tokamake.train.pipeline_stages import LossFactors, PipelineStages
 from tokamake.train.random_state import random_state, seed_all, set_random_state
 from tokamake.train.stability.loss_scale import LossScale
+from tokamake.train.step_counts import StepCounts
 from tokamake.train.step_result import Saving, StepResult
 
 
@@ -50,16 +51,6 @@ class GradientSums(NamedTuple):
     layers: Tensor | None = None
     """Sum of squares of each layer; None: not measured."""
     scale: float = 1.0
-
-
-class StepCounts(NamedTuple):
-    """Sums over all ranks; on the device, where the host need not wait for them."""
-
-    labels: int | Tensor
-    """Tokens with a loss."""
-    rows: int | Tensor
-    samples: int = 0
-    """Samples with a loss of their own."""
 
 
 class EngineBase(ABC):
@@ -152,10 +143,7 @@ class EngineBase(ABC):
             of_rank = [each.sample_labels for each in batches if each.sample_labels is not None]
             num_samples = sum(map(len, of_rank)) * self.mesh.data.size
         self._counts = self._num_labels(batches)._replace(samples=num_samples)
-        labels = self._counts.labels
-        # The same number as on the host, which would have to wait for the device.
-        known = labels.clamp(min=1).double() if isinstance(labels, Tensor) else max(1, labels)
-        return LossFactors(1 / known, 1 / max(1, num_samples))
+        return self._counts.factors
 
     def _num_labels(self, batches: Sequence[MicroBatch]) -> StepCounts:
         """Number of tokens with a loss, and of rows, over all ranks."""
@@ -201,7 +189,7 @@ class EngineBase(ABC):
         optional = [part.flatten() for part in (layers, corpora, samples) if part is not None]
         of_ranks = torch.cat([*parts, *optional])
         dist.all_reduce(of_ranks)
-        values, num_labels, num_rows = self._read(of_ranks)
+        values, num_labels, num_rows = self._counts.read(of_ranks)
         total, square, num_stops, num_saved, *rest = values
         all_saved = num_saved == self._ranks.world_size
         num_layers = 0 if layers is None else len(layers)
@@ -224,15 +212,6 @@ class EngineBase(ABC):
             has_labels=num_labels + self._counts.samples > 0,
             num_rows=num_rows,
         )
-
-    def _read(self, sums: Tensor) -> tuple[list[float], int, int]:
-        """Sums, labels and rows of a step on the host, which waits for the device here alone."""
-        labels, rows, _ = self._counts
-        if isinstance(labels, Tensor) and isinstance(rows, Tensor):
-            joined = torch.cat((sums.double(), torch.stack((labels, rows))))
-            *values, num_labels, num_rows = joined.tolist()
-            return values, int(num_labels), int(num_rows)
-        return sums.tolist(), int(labels), int(rows)
 
     def _corpus_sums(
         self, batches: Sequence[MicroBatch], samples: SampleIds | None
