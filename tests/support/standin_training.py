@@ -58,7 +58,7 @@ def train(run: Run, device: torch.device) -> Trained:
     numbers, bytes_after = [validate()], [0]
     for step in range(NUM_STEPS):
         rows = rank_samples(step_samples(objective, step=step), mesh)
-        ids = rank_ids(run, mesh, step=step)
+        ids = rank_ids(objective, mesh, step=step)
         with counted() as costs:
             done = engine.train_step(rows, samples=ids, **rates(run, step))
         numbers += [done.loss, done.grad_norm]
@@ -72,6 +72,6 @@ def train_on_both() -> dict[str, tuple[Trained, Trained]]:
     device = standin_device.use()
     trained = {}
     for name, (family, objective, values) in RUNS.items():
-        run = Composition(1, family, objective, values, seed=5).run()
+        run = Composition(family, objective, values, seed=5).run()
         trained[name] = (train(run, CPU), train(run, device))
     return trained

@@ -235,8 +235,8 @@ def _cuda_uuid(device: "torch.device") -> str:
 
 
 _IDENTITY = {"cuda": _cuda_uuid}
-"""What tells the devices of a host apart, by their type. Not the index: launchers may show each
-rank one device, with index 0. XPU tiles have no UUID, so they are not compared."""
+"""Identity of a device of a host, by its type. Not the index: launchers may show each rank one
+device, with index 0. XPU tiles have no UUID, so they are not compared."""
 
 
 def _compare_devices(device: "torch.device") -> None:
