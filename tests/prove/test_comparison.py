@@ -92,18 +92,6 @@ def test_sixty_compositions_have_each_value() -> None:
     assert {fact for pair in learners_of_pairs() for fact in pair} == seen
 
 
-@pytest.mark.ranks
-@pytest.mark.grid
-def test_compiled_compositions_train_as_one_process() -> None:
-    """A composition of each family. To compile takes seconds, so this is no axis of all pairs."""
-    compiled: dict[str, Composition] = {}
-    for each in stratified():
-        if not each._replace(is_compiled=True).refusal:
-            compiled.setdefault(each.family, each._replace(is_compiled=True))
-    assert {*compiled} == {family for family, _ in learners()}
-    assert_proved(compiled.values())
-
-
 def test_each_setting_is_an_axis_or_is_named() -> None:
     names = {axis.partition(".")[0] for axis in axes()} | SECTIONS
     objectives = {*plugins.names("train/objectives/*/objective")}

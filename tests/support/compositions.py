@@ -216,7 +216,6 @@ class Composition(NamedTuple):
     values: Values
     """Values of axes that do not have their defaults."""
     seed: int
-    is_compiled: bool = False
 
     @property
     def axes(self) -> Axes:
@@ -259,7 +258,6 @@ class Composition(NamedTuple):
                 train.setdefault(section, {})[name] = self.value(axis)
             else:
                 train[name] = self.value(axis)
-        train["compile"] = self.is_compiled
         self._complete(train, architecture)
         shape = Architecture.model_validate({"family": self.family, **architecture})
         device = torch.device("cpu")
@@ -336,7 +334,6 @@ class Composition(NamedTuple):
 
     def __str__(self) -> str:
         described = {"family": self.family, "objective": self.objective}
-        described |= {"compile": True} if self.is_compiled else {}
         return yaml.safe_dump(described | self.values | {"seed": self.seed}, sort_keys=False)
 
 

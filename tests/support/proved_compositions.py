@@ -2,13 +2,10 @@
 
 import os
 from collections.abc import Callable, Iterable
-from functools import partialmethod
-from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from tests.support.compositions import Composition, known_plug_ins
 from tests.support.ranks import RanksFailed, spawn
@@ -21,9 +18,7 @@ def prove_all(compositions: list[Composition]) -> list[list[str]]:
     rank, size = dist.get_rank(), dist.get_world_size()
     os.environ["LOCAL_RANK"] = str(rank)
     ranks = Ranks(rank, size, rank, size)
-    # Its graphs are what layouts meet; to compile kernels would take half a minute.
-    compile_module = partialmethod(nn.Module.compile, backend="aot_eager")
-    with known_plug_ins(), patch.object(nn.Module, "compile", compile_module):
+    with known_plug_ins():
         return [differences(each.run(), ranks, device=torch.device("cpu")) for each in compositions]
 
 
