@@ -131,6 +131,13 @@ STAGES = {
     **RETRIEVAL,
 }
 
+NEEDS = {
+    "index_blocks": [pytest.mark.extra("retrieval", "faiss")],
+    "search": [pytest.mark.extra("retrieval", "faiss")],
+    "search_bm25": [pytest.mark.extra("retrieval", "bm25s")],
+}
+"""Markers of stages that need packages of an extra."""
+
 
 def is_whole(made: dict[str, bytes], expected: dict[str, bytes]) -> bool:
     """Whether a killed stage left whole outputs; some share a folder, or come with a manifest."""
@@ -174,7 +181,9 @@ def survives(
         *(("model card", 2), ("repeats", 2)),
         *(
             pytest.param(
-                stage, 4 if stage in {*TEXTS, *RETRIEVAL} else NUM_KILLS, marks=pytest.mark.grid
+                stage,
+                4 if stage in {*TEXTS, *RETRIEVAL} else NUM_KILLS,
+                marks=[pytest.mark.grid, *NEEDS.get(stage, [])],
             )
             for stage in STAGES
         ),

@@ -69,7 +69,7 @@ def test_each_stage_starts_with_the_weights_of_the_one_before(
     first = losses(staged, "base")
     assert losses(staged, "long")[0] < first[0] - 0.3
     assert len(losses(staged, "more")) == 2
-    status(staged)
+    status("more", folder=staged)
     assert "  starts from run long" in capsys.readouterr().out.splitlines()
     assert "Nothing to be done" in snakemake(staged, *MINE, "train").stderr
 

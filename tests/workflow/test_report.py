@@ -14,26 +14,32 @@ from tokamake.workflow.segments import SegmentRules
 from tokamake.workflow.tasks import TaskRules
 
 
-def results(**changes: Any) -> list[str]:
+def rules(**changes: Any) -> ReportRules:
     config = read_workflow_config({**CONFIG, **changes}, ["my.yaml"], is_main_process=False)
     segments = SegmentRules(config, None, force_job=None, checkpoints=CheckpointRules(config))
-    rules = ReportRules(
+    return ReportRules(
         config,
         segments=segments,
         tasks=TaskRules(config, segments),
         retrieval=RetrievalRules(config, is_main_process=False),
     )
-    return rules.results(wildcards())
 
 
 @pytest.mark.usefixtures("workspace_here")
 def test_a_run_has_scores_and_samples() -> None:
     train = {**CONFIG["train"], "train_steps": 40, "segment_steps": 20}
-    assert results(train=train) == [
+    report = rules(
+        train=train, evaluate={"tasks": {"words": {"name": "lambada", "data": ["w.jsonl"]}}}
+    )
+    assert report.results(wildcards()) == [
         "results/data/metadata.json",
         "results/smoke/index/index.json",
         "results/smoke/train.json",
         "results/smoke/evaluate.json",
         "results/smoke/samples.json",
+        "results/smoke/tasks/words.json",
+    ]
+    assert report.segment_scores(wildcards()) == [
         "results/smoke/evaluate.20.json",
+        "results/smoke/tasks/words.20.json",
     ]

@@ -6,6 +6,7 @@ rule report:
     input:
         expand(f"{RUN}/run.yaml", run=CONFIG.all_runs),
         report_rules.results,
+        report_rules.segment_scores,
         checkpoint_rules.exported,
     output:
         report(f"{DATA_SET.shared}/report.html", category="Results"),

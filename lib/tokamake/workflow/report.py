@@ -37,6 +37,20 @@ class ReportRules:
             files += self._retrieval.products
         return files
 
+    def segment_scores(self, wildcards: Any) -> list[str]:  # noqa: ARG002
+        """Scores after each segment but the last.
+
+        A dry run before the data exist does not know them. As inputs of their own, they hide no
+        other file from it.
+        """
+        paths = []
+        for name, run in self._config.runs.items():
+            if objective_data(run.train.objective).generates:
+                named = SimpleNamespace(run=name)
+                scores = [*self._segments.evaluations(named), *self._tasks.segment_scores(named)]
+                paths += [path.format(run=name) for path in scores]
+        return paths
+
     def _of_run(self, run: str) -> list[str]:
         """Training of a run; scores and samples, if its model predicts the next token."""
         names = ["index/index.json", "train.json"]
@@ -44,8 +58,7 @@ class ReportRules:
             names += ["evaluate.json", "samples.json"]
         paths = [f"{RUN}/{name}" for name in names]
         if "evaluate.json" in names:
-            named = SimpleNamespace(run=run)
-            paths += [*self._segments.evaluations(named), *self._tasks.scores(named)]
+            paths += self._tasks.scores(SimpleNamespace(run=run))
         if self._config.shared.detoxify:
             paths.append(f"{RUN}/detoxify.json")
         return [path.format(run=run) for path in paths]

@@ -56,12 +56,16 @@ class TaskRules:
         return [f"{RUN}/tasks/{{task}}.fetched"] if is_fetched else []
 
     def scores(self, wildcards: Any) -> list[str]:
-        """Scores of a run: of each task, after each segment and at the end."""
-        ends = [*(f".{step}" for step in self._segments.ends(wildcards.run)), ""]
+        """Scores of a trained run, by task."""
+        tasks = self._config.runs[wildcards.run].evaluate.tasks
+        return [f"{RUN}/tasks/{task}.json" for task in tasks]
+
+    def segment_scores(self, wildcards: Any) -> list[str]:
+        """Scores of a run after each segment but the last, by task."""
         return [
-            f"{RUN}/tasks/{task}{segment}.json"
+            f"{RUN}/tasks/{task}.{step}.json"
             for task in self._config.runs[wildcards.run].evaluate.tasks
-            for segment in ends
+            for step in self._segments.ends(wildcards.run)
         ]
 
     def outputs_for_all_runs(self, outputs: list[str]) -> list[str]:
