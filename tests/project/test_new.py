@@ -81,7 +81,8 @@ def test_a_project_has_config_table_profile_and_readme(
     # The ranks of the profile divide the batch.
     ranks = int(profile["set-resources"]["train"]["tasks"])
     assert made.train.global_batch_size % (ranks * made.train.micro_batch_size) == 0
-    assert capsys.readouterr().out.splitlines()[-1].startswith("next: cd my-model && tokamake run")
+    command = "cd my-model && tokamake run config/config.yaml --profile aurora;"
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"next: {command}")
     os.chdir(project)
     assert (snakefile_option(), find_profile("aurora")) == ([], Path("profiles/aurora"))
 
@@ -122,6 +123,13 @@ def test_a_profile_of_ones_own_is_named_by_its_path(home: Path) -> None:
     assert not (home / "project/profiles").exists()
     quoted = shlex.quote(str(own))
     assert f"run config/config.yaml --profile {quoted} -n" in Path("project/README.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["2024", "null", "1e5", "no"])
+def test_a_name_that_yaml_would_read_as_a_number_stays_a_text(home: Path, name: str) -> None:
+    write_documents(home / "a.jsonl")
+    new(Path(name), "a.jsonl")
+    assert config(home / name).run == name
 
 
 def test_sizes_follow_from_the_text(home: Path) -> None:

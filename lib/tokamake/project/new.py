@@ -154,4 +154,5 @@ def _print(project: "Project") -> None:
     if size.split == "100,0,0":
         print("few documents: none is held out for validation; see train.split in the config")
     name = shlex.quote(os.path.relpath(project.folder))
-    print(f"next: cd {name} && tokamake run config/config.yaml; README.md has more")
+    command = f"tokamake run config/config.yaml{project.profile_option}"
+    print(f"next: cd {name} && {command}; README.md has more")

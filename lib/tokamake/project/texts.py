@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import yaml
+
 from tokamake.config.architecture import read_architecture
 from tokamake.estimate.parameters import num_parameters
 from tokamake.project.corpora import FoundCorpus, absolute
@@ -30,6 +32,11 @@ class Project(NamedTuple):
     corpora: Sequence[FoundCorpus]
     size: ProjectSize
     prompts: Sequence[str]
+
+    @property
+    def profile_option(self) -> str:
+        """Option of `tokamake run`; empty for the default profile."""
+        return "" if self.profile == "local" else f" --profile {shlex.quote(self.profile)}"
 
     @property
     def tokens(self) -> int:
@@ -61,7 +68,7 @@ CONFIG = """\
 # {repository}/docs/reference/config.md
 # The profile says where it runs. Paths are relative to the project folder.
 
-run: {run} # name of the run; its files are in results/{run}/
+run: {name} # name of the run; its files are in results/{run}/
 seed: 1234
 
 corpora: config/corpora.tsv # the raw text
@@ -164,6 +171,7 @@ def config(project: Project) -> str:
     architecture = read_architecture(Path(f"{file}:vocab_size={size.vocab_size}"))
     return CONFIG.format(
         repository=project.repository,
+        name=yaml.safe_dump(project.run).splitlines()[0],  # quotes 2024 and null
         run=project.run,
         size=size,
         model=model_file(size.model),
@@ -221,14 +229,13 @@ def readme(project: Project, *, environment: Path | None) -> str:
     """
     has_copy = not Path(project.profile).is_absolute()
     path = f"profiles{os.sep}{project.profile}" if has_copy else project.profile
-    option = "" if project.profile == "local" else f" --profile {shlex.quote(project.profile)}"
     activate = shlex.quote(str(environment / "bin" / "activate")) if environment else ""
     return README.format(
         run=project.run,
         repository=project.repository,
         activate=f"source {activate}\n" if environment else "",
         folder=shlex.quote(str(project.folder)),
-        profile=option,
+        profile=project.profile_option,
         prompt=shlex.quote(project.prompts[0]),
         profile_row=f"| `{path}/profile.yaml` | where it runs: nodes, ranks, times |\n" * has_copy,
         snakemake=f"snakemake --profile {shlex.quote(path)}",
