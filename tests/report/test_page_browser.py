@@ -90,10 +90,11 @@ def test_keys_zoom_and_names_hide_curves(browser: webdriver.Chrome, page: Path) 
 
 @pytest.fixture(scope="module")
 def spiked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A page about a run with a spike at step 20."""
-    results = make_results(tmp_path_factory.mktemp("spiked") / "results")
+    """A page about two runs with a spike at step 20 each."""
+    results = make_results(tmp_path_factory.mktemp("spiked") / "results", ["trial", "wider"])
     event = {"step": 20, "case": "spike", "reason": "high", "documents": {"code-0000": [1, 2]}}
-    (results / "trial/training/events.jsonl").write_text(json.dumps(event) + "\n")
+    for run in ("trial", "wider"):
+        (results / run / "training/events.jsonl").write_text(json.dumps(event) + "\n")
     report(results)
     return results / "report.html"
 
@@ -122,6 +123,20 @@ def test_a_click_on_a_curve_shows_the_documents_of_its_step(
     actions.move_to_element_with_offset(canvas, int(place[0]), int(place[1])).click().perform()
     WebDriverWait(browser, 10).until(lambda _: batch.get_attribute("open"))
     assert " trial/run.yaml 20 0" in command(browser).replace("/trial", " trial")
+
+
+def test_a_click_takes_no_hidden_curve_and_no_mark(browser: webdriver.Chrome, spiked: Path) -> None:
+    opened(browser, spiked, width=1280, scheme="light")
+    found = browser.execute_script(
+        "const plot = [...plots.values()].find(({renderers}) => renderers.some("
+        "  ({name}) => name === 'events')), click = {x: 20, y: 4}, seen = [nearest(plot, click)];"
+        "for (const name of ['trial', 'wider']) {"
+        "  plot.renderers.find((each) => each.name === name).visible = false;"
+        "  seen.push(nearest(plot, click));"
+        "}"
+        "return seen;"
+    )
+    assert found == [["trial", 20], ["wider", 20], None]
 
 
 def test_keys_name_a_step(browser: webdriver.Chrome, spiked: Path) -> None:

@@ -1,5 +1,6 @@
 """Documents of steps with bad numbers, and the command that finds them for any step of a run."""
 
+import shlex
 from collections.abc import Iterator
 from functools import cache
 from html import escape
@@ -36,7 +37,7 @@ def render(contents: PageContents) -> str:
 def _form(contents: PageContents, runs: list[str]) -> str:
     """Choice of a run and a step; page.js writes the command, also after a click on a curve."""
     options = "".join(
-        f'<option value="{escape(str(contents.folders[run] / "run.yaml"))}" '
+        f'<option value="{escape(shlex.quote(str(contents.folders[run] / "run.yaml")))}" '
         f'data-run="{escape(run)}">{escape(run)}</option>'
         for run in runs
     )
@@ -61,11 +62,14 @@ def _tables(contents: PageContents, run: str) -> Iterator[str]:
     largest = sorted(events, key=lambda event: -(event.get("grad_norm") or float("inf")))[:number]
     reader = _ShownDocuments(contents, run)
     for event in sorted(largest, key=lambda event: event["step"]):
-        rows = [row for each in event["documents"].items() for row in reader.rows(*each)]
-        more = len(rows) - _MAX_OF_STEP
+        rows: list[str] = []
+        for prefix, documents in event["documents"].items():
+            rows += reader.rows(prefix, documents[: _MAX_OF_STEP - len(rows)])
+        total = sum(map(len, event["documents"].values()))
+        more = total - len(rows)
         rest = f'<p class="note">{more:,} more are in events.jsonl.</p>' if more > 0 else ""
-        shown = "\n".join(rows[:_MAX_OF_STEP])
-        name = f"{run}, step {event['step']:,}: {len(rows):,} documents"
+        shown = "\n".join(rows)
+        name = f"{run}, step {event['step']:,}: {total:,} documents"
         yield (
             f'<details class="batch" data-run="{escape(run)}" data-step="{event["step"]}">\n'
             f"<summary>{escape(name)}; {escape(str(event.get('reason', '')))}</summary>\n"

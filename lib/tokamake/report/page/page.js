@@ -14,8 +14,8 @@ async function draw(script) {
   holder.addEventListener("keydown", (event) => zoom(event, plot));
   if (form?.closest("section").contains(holder))
     plot.on_event("tap", (event) => {
-      const table = trace(...nearest(plot, event));
-      (table ?? form).scrollIntoView({block: "center"});
+      const found = nearest(plot, event);
+      if (found) (trace(...found) ?? form).scrollIntoView({block: "center"});
     });
   holder.dataset.drawn = "yes";
 }
@@ -64,11 +64,14 @@ function trace(run, step) {
   return document.querySelector("details.batch[open]");
 }
 
-// The curve that is nearest to a point, and its step; a bad step nearby comes first.
+// Run and step of the visible curve that is nearest to a point; a bad step nearby comes first, most
+// of all one of the same run. Of several runs, only curves with the name of a run count.
 function nearest(plot, event) {
   const {start, end} = plot.x_range, margin = (end - start) / 60;
+  const runs = [...form.querySelectorAll("option")].map((each) => each.dataset.run);
   let best = {};
   for (const renderer of plot.renderers) {
+    if (!renderer.visible || (runs.length > 1 && !runs.includes(renderer.name))) continue;
     const {x, y} = renderer.data_source.data;
     for (let i = 0; i < x.length; i++) {
       const gap = Math.abs(x[i] - event.x), rise = Math.abs(y[i] - event.y);
@@ -76,9 +79,11 @@ function nearest(plot, event) {
         best = {gap, rise, run: renderer.name, step: Math.round(x[i])};
     }
   }
+  if (best.run === undefined) return null;
   const bad = [...document.querySelectorAll("details.batch")].map((each) => each.dataset)
     .filter((each) => Math.abs(each.step - event.x) < margin)
-    .sort((a, b) => Math.abs(a.step - event.x) - Math.abs(b.step - event.x))[0];
+    .sort((a, b) => (b.run === best.run) - (a.run === best.run)
+      || Math.abs(a.step - event.x) - Math.abs(b.step - event.x))[0];
   return bad ? [bad.run, Number(bad.step)] : [best.run, best.step];
 }
 
