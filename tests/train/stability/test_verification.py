@@ -101,6 +101,7 @@ def test_a_flipped_bit_in_a_product_names_the_host(layout: str, tmp_path: Path) 
     ("settings", "message"),
     [
         (parallel(pp=2), "a pipeline of 2 ranks passes the error of one rank to all"),
+        ({"objective": "ict"}, "an error of one rank changes the gradients of all"),
         ({"backend": "deepspeed"}, "DeepSpeed adds up the gradients of ranks"),
         ({"verify_interval": 0}, "greater than or equal to 1"),
     ],
