@@ -83,6 +83,7 @@ def test_passwords_of_addresses_are_hidden() -> None:
         ("my.yaml: train.steps: unknown key", "command line: train.steps: unknown key"),
         ("my.yaml: train: split: '0,1': nothing", "command line: train: split: '0,1': nothing"),
         ("my.yaml: model.architecture: a.yaml:x=1: no", "command line: model.architecture: a.yaml"),
+        ("my.yaml: modle: unknown key; no", "command line: modle: unknown key"),
         # Settings of the file, and names that only begin alike.
         ("my.yaml: seed: 'x': no number", "my.yaml: seed"),
         ("my.yaml: train.steps_more: no", "my.yaml: train.steps_more"),
@@ -90,7 +91,7 @@ def test_passwords_of_addresses_are_hidden() -> None:
     ],
 )
 def test_mistakes_of_the_command_line_are_named_so(message: str, expected: str) -> None:
-    overrides = ["train.steps", "train.split", "model.x"]
+    overrides = ["train.steps", "train.split", "model.x", "modle.x"]
     with pytest.raises(UserError) as error, errors.naming_overrides("my.yaml", overrides):
         raise UserError(message)
     assert str(error.value).startswith(expected)

@@ -98,7 +98,11 @@ def naming_overrides(source: str, overrides: Iterable[str]) -> Iterator[None]:
 def _moved(line: str, source: str, *, overrides: Iterable[str]) -> str:
     rest = line.removeprefix(f"{source}: ")
     path = f"{rest.replace(': ', '.')}."
-    is_override = any(path.startswith(f"{name}.") for name in overrides)
+    key, _, message = rest.partition(": ")
+    is_new = message.startswith("unknown key")  # a section that only the command line gives
+    is_override = any(
+        path.startswith(f"{name}.") or (is_new and name.startswith(f"{key}.")) for name in overrides
+    )
     return f"command line: {rest}" if rest != line and is_override else line
 
 

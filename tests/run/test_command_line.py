@@ -50,6 +50,7 @@ def test_snakemake_reads_the_settings_as_they_were_typed() -> None:
     [
         (["train.=3"], "train.=3: not a setting; write SECTION.KEY=VALUE"),
         (["seed="], "seed=: not a setting"),
+        (["--train.seed=3"], "--train.seed=3: settings have no minus sign; write train.seed=3"),
         (["--config=a", "seed"], None),
         (["train=3", "train.seed=3"], "train.seed=3: train has a value already"),
         (["seed=3", "seed=4"], "seed=4: given twice"),

@@ -76,7 +76,9 @@ def test_lines_of_an_earlier_start_are_not_shown(monkeypatch: pytest.MonkeyPatch
 def test_messages_of_snakemake_pass_unless_the_lines_say_more() -> None:
     stream = io.StringIO()
     display = Display(stream)
-    for text in ("Building DAG of jobs...", "Complete log(s): a.log", "LockException: locked", ""):
+    provenance = "Some jobs were triggered by provenance information, see above.\nIf you prefer"
+    silent = ("Building DAG of jobs...", "Complete log(s): a.log", provenance, "")
+    for text in (*silent, "LockException: locked"):
         display.show({"kind": "message", "level": "INFO", "text": text})
     display.output("step 3/40 | loss 9.0")
     decision = "train.train_steps 40 -> 60. train.on_change is continue: training continues"

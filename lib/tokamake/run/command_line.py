@@ -1,6 +1,7 @@
 """The command of Snakemake that `tokamake run` starts, and the checks of what a user types."""
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -16,6 +17,8 @@ from tokamake.errors import UserError
 
 DRY_RUN = ("--dry-run", "--dryrun", "-n")
 """Snakemake's spellings of the option."""
+_DASHED = re.compile(r"--[a-z]\w*(\.\w+)+=.")
+"""A setting that is written like an option; no option of Snakemake has a dot in its name."""
 
 
 class Arguments(NamedTuple):
@@ -34,8 +37,10 @@ def parse(arguments: Sequence[str]) -> Arguments:
     From the first argument on that begins with a minus sign, all are options of Snakemake.
 
     Raises:
-        UserError: a setting has no key or no value, or is given twice.
+        UserError: a setting has no key or no value, is given twice, or begins with a minus sign.
     """
+    if dashed := next((each for each in arguments if _DASHED.match(each)), ""):
+        raise UserError(f"{dashed}: settings have no minus sign; write {dashed.lstrip('-')}")
     first = next((i for i, each in enumerate(arguments) if each.startswith("-")), len(arguments))
     request = Arguments([], {}, [*arguments[first:]])
     for argument in arguments[:first]:
