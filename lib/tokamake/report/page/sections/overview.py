@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from tokamake import results
 from tokamake.report import html_pages
 from tokamake.report.describe_run import (
     best_checkpoint,
@@ -119,7 +120,6 @@ def _tiles(contents: PageContents, best: Any, *, spent: pd.DataFrame) -> str:
     unit = unit_of(run) if run and validation is not None else ""
     split = (contents.read(best.run, "evaluate.json") or {}).get("split", "test")
     held_out = f"held-out documents of the {split} split"
-    trained = own[(own["stage"] == "train") & (own["run"] == best.run)]
     tiles = [
         ("validation loss", cell(validation, ".4f"), f"{unit}{_validated(contents, best.run)}"),
         ("perplexity", cell(best.perplexity, ",.2f"), held_out),
@@ -133,7 +133,7 @@ def _tiles(contents: PageContents, best: Any, *, spent: pd.DataFrame) -> str:
         (
             "node-hours",
             cell(own["node_hours"].sum(), ".3g") if len(own) else "–",
-            f"{trained['node_hours'].sum():.3g} of them training" if len(trained) else "",
+            _spent(contents, best.run, own=own),
         ),
     ]
     items = "".join(
@@ -142,6 +142,20 @@ def _tiles(contents: PageContents, best: Any, *, spent: pd.DataFrame) -> str:
         if value != "–"
     )
     return f'<dl class="tiles">{items}</dl>'
+
+
+def _spent(contents: PageContents, name: str, *, own: pd.DataFrame) -> str:
+    """Parts of a run's node-hours. Snakemake's benchmarks omit jobs that were stopped."""
+    hours = own[own["run"] == name].groupby("stage")["node_hours"].sum()
+    if "train" not in hours:
+        return ""
+    data = own[own["run"].isna()]["node_hours"].sum()
+    starts = results.starts(contents.folders[name])
+    return (
+        f"{hours['train']:.3g} of them training"
+        f"{f', {data:.3g} data' if data else ''}"
+        f"{'' if starts['is_planned'].all() else '; without jobs that were stopped'}"
+    )
 
 
 def _validated(contents: PageContents, name: str) -> str:
