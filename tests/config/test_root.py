@@ -71,7 +71,9 @@ MISTAKES = {
     },
     "my.yaml: generate.prompts: []": {"generate": {"prompts": []}},
     "my.yaml: run: 'data': results/data is reserved": {"run": "data"},
-    "my.yaml: run: 'a b': string should match": {"run": "a b"},
+    "my.yaml: run: 'a b': give letters, digits, '.', '_' or '-', the first one a letter or digit": {
+        "run": "a b"
+    },
     "my.yaml: sample_corpus has no corpus 'web'; choose code or docs": {
         "sample_corpus": {"web": {}}
     },

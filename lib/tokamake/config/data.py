@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from tokamake.config.fields import Settings, TokenizerPath, plug_in
+from tokamake.config.fields import Matching, Settings, TokenizerPath, plug_in
 from tokamake.config.filters import Filters
 from tokamake.config.near_duplicates import NearDuplicates
 from tokamake.config.repeats import Repeats
@@ -111,7 +111,9 @@ class TokenizeSettings(Settings):
     token. plain: it stays ordinary text, as with `split_special_tokens` in transformers."""
     split_sentences: bool = False
     """Write each sentence as a separate sequence, for BERT, T5 and ICT data."""
-    language: Annotated[str, Field(pattern=r"^[a-z]{2,3}$")] = "en"
+    language: Annotated[
+        str, Matching(r"^[a-z]{2,3}$", "a code of two or three lowercase letters, such as en")
+    ] = "en"
     """ISO 639 code of the language of the text, for `split_sentences`."""
     empty_documents: Literal["skip", "keep"] = "skip"
     """Documents without tokens. skip: drop them. keep: write documents without a sequence, as

@@ -5,14 +5,20 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tokamake.config.fields import Settings
+from tokamake.config.fields import Matching, Settings
 
 
 class FetchUrlsSettings(Settings):
     """Lists of URLs, urls:PATH in the table of corpora: which URLs are left out, and how the login
     node fetches the pages of the rest."""
 
-    user_agent: Annotated[str, Field(pattern=r"^[A-Za-z_-]+(/[!-~ ]*)?$")] = "tokamake/0.1"
+    user_agent: Annotated[
+        str,
+        Matching(
+            r"^[A-Za-z_-]+(/[!-~ ]*)?$",
+            "NAME or NAME/VERSION in ASCII; letters, '_' or '-' in NAME",
+        ),
+    ] = "tokamake/0.1"
     """Name that servers see: NAME/VERSION and, better, an address of yours: mylab/1.0
     (+https://example.org/crawl). Rules of robots.txt for NAME apply."""
     blacklist: Path | None = None

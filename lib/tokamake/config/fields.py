@@ -3,18 +3,61 @@
 import functools
 import math
 import operator
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationInfo
+from pydantic.annotated_handlers import GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, core_schema
 
 from tokamake import plugins
 from tokamake.errors import UserError, choice
 from tokamake.remote.addresses import is_remote
 
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+
+@dataclass(frozen=True)
+class Matching:
+    """Validator of a text that matches a regular expression. Its error says it in words."""
+
+    pattern: str
+    words: str
+    """Texts that match: "letters, digits or _"."""
+
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(
+        self, schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        return {**handler(schema), "pattern": self.pattern}
+
+    def _check(self, text: str) -> str:
+        if not re.fullmatch(self.pattern, text):
+            raise ValueError(f"give {self.words}")
+        return text
+
+
+Name = Annotated[
+    str,
+    Matching(
+        r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        "letters, digits, '.', '_' or '-', the first one a letter or digit",
+    ),
+]
 """Word that becomes part of a file name."""
+Key = Annotated[
+    str,
+    Matching(
+        r"^[A-Za-z0-9][A-Za-z0-9_-]*$",
+        "letters, digits, '_' or '-', the first one a letter or digit",
+    ),
+]
+"""Name that is a key in results, and part of a file name without a suffix."""
 InferenceDtype = Literal["fp32", "bf16", "fp16"]
 """Dtype of weights and computation of a job that does not train."""
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import BeforeValidator, Field, model_validator
 
 from tokamake import plugins
-from tokamake.config.fields import Settings, plug_in
+from tokamake.config.fields import Key, Settings, plug_in
 from tokamake.config.objective import TASK_DEFAULT
 from tokamake.config.plugin_settings import PlugInSettings
 from tokamake.config.resolved_run import Run
@@ -83,7 +83,6 @@ TaskFiles = Annotated[
     tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_tuple), Field(min_length=1)
 ]
 """Files, folders or patterns."""
-TestSet = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
 
 
 class FinetuneSettings(Settings):
@@ -97,7 +96,7 @@ class FinetuneSettings(Settings):
     """Files to train on, or folders or patterns of them."""
     validation_files: TaskFiles
     """Files to score the model on after each epoch. The epoch with the best score is kept."""
-    test_files: dict[TestSet, TaskFiles] = Field(default_factory=dict)
+    test_files: dict[Key, TaskFiles] = Field(default_factory=dict)
     """Files to score the best model on: name of the test set → files. Without labels, only
     predictions are written. Empty: the validation files alone."""
     epochs: Annotated[int, Field(ge=1)] = 3

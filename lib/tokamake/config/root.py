@@ -10,7 +10,7 @@ from tokamake.config.data import PlanSettings, SampleCorpus, TokenizerSettings, 
 from tokamake.config.data_set import DEFAULT, RESERVED_NAMES
 from tokamake.config.detoxify import DetoxifySettings
 from tokamake.config.fetch_urls import FetchUrlsSettings
-from tokamake.config.fields import InferenceDtype, Name, Settings
+from tokamake.config.fields import InferenceDtype, Matching, Name, Settings
 from tokamake.config.finetune import FinetuneSettings, check_train_settings
 from tokamake.config.model import CheckpointForms, ModelSettings, parse_export_format
 from tokamake.config.objective import objective_data
@@ -40,7 +40,13 @@ class ExportSettings(Settings):
 
     license: str | None = None
     """Licence of the model for its model card, such as apache-2.0. Empty: the card names none."""
-    push: Annotated[str, Field(pattern=r"^hf://[\w.-]+/[\w.-]+(@[^/]+)?$")] | None = None
+    push: (
+        Annotated[
+            str,
+            Matching(r"^hf://[\w.-]+/[\w.-]+(@[^/]+)?$", "hf://ORG/NAME or hf://ORG/NAME@REVISION"),
+        ]
+        | None
+    ) = None
     """Repository of the Hugging Face Hub, hf://ORG/NAME, that the export is uploaded to. Empty: it
     stays here."""
     private: bool = True
@@ -79,20 +85,18 @@ RESERVED_RUNS = (
     *("report.html", "config.json"),
 )
 """Other files and folders in results/."""
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-"""Name of a folder in results/."""
 
 
 class Config(Settings):
     """The whole config: everything that determines the results."""
 
-    run: Annotated[str, Field(pattern=_NAME)] = "tiny"
+    run: Name = "tiny"
     """Name of the training run. Its files are in results/<run>/."""
     runs: Path | None = None
     """Tab-separated table of runs that share their data. The column `run` gives their names.
     Other columns are named after settings, for example train.optimizer.learning_rate; their cells
     override the values in this file. Empty: one run."""
-    data_set: Annotated[str, Field(pattern=_NAME)] = DEFAULT
+    data_set: Name = DEFAULT
     """Name of the data that the runs share: tokenizer, datasets, report. `default` is in
     results/data, any other name in results/data/<data_set>. A config with another tokenizer, or
     with other corpora of the same names, needs another name."""

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, model_validator
 
 from tokamake import plugins
-from tokamake.config.fields import plug_in
+from tokamake.config.fields import Key, plug_in
 from tokamake.config.plugin_settings import PlugInSettings
 from tokamake.remote.addresses import is_remote
 
@@ -64,6 +64,4 @@ def _with_names(value: Any) -> Any:
     }
 
 
-Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
-"""Name of a task, and of the files with its scores."""
 Tasks = Annotated[dict[Key, TaskSettings], BeforeValidator(_with_names)]
