@@ -147,3 +147,6 @@ def test_sizes_follow_from_the_sizes_that_settings_replace(tmp_path: Path) -> No
     read = read_architecture(Path(f"{file}:hidden_size=128:intermediate_size=99"))
     assert (read.intermediate_size, read.num_attention_heads) == (99, 4)
     assert read_architecture(Path(f"{file}:num_hidden_layers=3")).intermediate_size == 100
+    with pytest.raises(UserError) as failed:
+        read_architecture(Path(f"{file}:hidden_size=wide"))
+    assert len(str(failed.value).splitlines()) == 1  # no word about sizes that follow

@@ -108,6 +108,14 @@ def test_files_of_a_folder_are_a_corpus_and_keys_divide_them(home: Path) -> None
     assert rows(home / "four") == {"data": (["../data/*.jsonl"], "body")}
 
 
+def test_a_file_counts_once(home: Path) -> None:
+    path = str(write_documents(home / "data/a.jsonl"))
+    assert [each.patterns for each in find_corpora([path, path])] == [[path]]
+    for names in (["data", "data/a.jsonl"], [path, "data/*.jsonl"]):
+        with pytest.raises(UserError, match=r"a\.jsonl: the corpus (data|a) has this file, too"):
+            find_corpora(names)
+
+
 def test_files_elsewhere_have_absolute_paths(home: Path) -> None:
     far = write_documents(home / "far/a.jsonl")
     new(home / "near/deep/project", str(far), text_key="body")

@@ -419,7 +419,9 @@ def read_architecture(path: Path) -> Architecture:
 
 def _without_followers(value: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Settings of a file, without sizes that follow from the ones that others replace."""
-    is_resized = "hidden_size" in given or given.get("family") in plugins.names(_KIND)
+    is_resized = isinstance(given.get("hidden_size"), int) or given.get("family") in plugins.names(
+        _KIND
+    )
     dropped = {"intermediate_size"} if is_resized else set()
     if value.get("num_key_value_heads") == value.get("num_attention_heads"):
         dropped |= {"num_key_value_heads"} if "num_attention_heads" in given else set()

@@ -70,12 +70,14 @@ def find_corpora(names: Sequence[str], *, text_key: str = "") -> list[FoundCorpu
     text keys are different corpora.
 
     Raises:
-        UserError: a name matches nothing, a file cannot be read, or no key holds text.
+        UserError: a name matches nothing, a file cannot be read or is in two corpora, or no key
+            holds text.
     """
     corpora: list[FoundCorpus] = []
-    for patterns in _groups(names):
+    for patterns in _groups([*dict.fromkeys(names)]):
         files = expand(patterns)
         _refuse_datasets(files)
+        _refuse_twice(files, corpora)
         step = max(1, len(files) // _MOST_FILES)
         first = [first_documents(path) for path in files[::step]]
         keys = {text_key or guess_text_key(first)}
@@ -150,6 +152,14 @@ def _refuse_datasets(files: Sequence[Path]) -> None:
                 f"{path}: an indexed dataset, not raw text; its row in a table of corpora needs "
                 "the format indexed"
             )
+
+
+def _refuse_twice(files: Sequence[Path], corpora: Sequence[FoundCorpus]) -> None:
+    """Refuse files of other corpora: their text would count twice."""
+    others = {absolute(path): corpus.name for corpus in corpora for path in corpus.files}
+    for path in files:
+        if other := others.get(absolute(path)):
+            raise UserError(f"{path}: the corpus {other} has this file, too; name it once")
 
 
 def _own_key(first: FirstDocuments) -> str:
