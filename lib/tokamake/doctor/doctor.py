@@ -48,7 +48,7 @@ def doctor(
         return
     name = profile or os.environ.get("SNAKEMAKE_PROFILE", "")
     data_folders = [*data, *map(Path, filter(None, [os.environ.get("TOKAMAKE_DATA_ROOT")]))]
-    results = [] if name else [ok("profile", "none; check one with --profile FOLDER")]
+    results = [] if name else [ok("profile", "none; check one with --profile NAME")]
     results += _run_concurrently(_checks(name, directory, data=data_folders))
     if _print_report(results, output):
         raise SystemExit(1)

@@ -156,10 +156,8 @@ class Display:
         """Print a line above the bars."""
         if self._live is not None:
             width = self._live.console.width
-            is_long = len(text) > width and not text.startswith(
-                " "
-            )  # logs of jobs stay as they are
-            shown = folded(text, width) if is_long else text
+            is_log = text.startswith(" ")  # the end of a log stays as it is
+            shown = text if is_log or len(text) <= width else folded(text, width)
             self._live.console.print(shown, markup=False, soft_wrap=True)
         else:
             print(text, file=self._stream, flush=True)

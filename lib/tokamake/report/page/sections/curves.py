@@ -82,7 +82,7 @@ def render(contents: PageContents) -> str:
     return (
         f'{shown}<div class="plots">\n{"".join(figures)}</div>\n'
         + _event_table(events)
-        + (batch_documents.render(contents))
+        + batch_documents.render(contents)
     )
 
 

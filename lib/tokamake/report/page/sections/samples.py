@@ -26,9 +26,8 @@ _MAX_STEPS = 4
 
 def render(contents: PageContents) -> str:
     """Each prompt with its continuations: by the steps of a run, and by the runs."""
-    parts = [("While the model trained", _over_training(contents.samples)),
-             ("After the training", _finished(contents))]  # fmt: skip
-    return html_pages.sections(parts)
+    over_training = "While the model trained", _over_training(contents.samples)
+    return html_pages.sections([over_training, ("After the training", _finished(contents))])
 
 
 def _over_training(samples: pd.DataFrame) -> str:
@@ -56,7 +55,7 @@ def _at_steps(samples: pd.DataFrame, run: str) -> str:
 
 
 def _shortened(text: str) -> str:
-    """A text without the many empty lines that a young model likes."""
+    """The beginning of a text; ⋮ stands for two or more empty lines."""
     return re.sub(r"\n\s*\n\s*\n", "\n⋮\n", text[:_MAX_TEXT].rstrip("\n"))
 
 
