@@ -85,6 +85,7 @@ class Objective(TaskObjective):
         is_second = np.arange(shape[1]) >= generator.integers(shape[1], size=(shape[0], 1))
         types = is_second * int(self.run.architecture.setting("type_vocab_size") > 1)
         has_label = generator.random(train.micro_batch_size) < _LABELED_SHARE
+        has_label[0] = True  # a step has a row with a label
         labels: npt.NDArray[Any]
         if task.head == "regression":
             numbers = generator.random(train.micro_batch_size)

@@ -94,7 +94,7 @@ class Objective(InBatchObjective, TaskObjective):
         num_passages = 1 + self.run.task.own["hard_negatives"]
         labels = generator.integers(1, 10 * size, size=(size, num_passages + 1))
         labels[:, num_passages] = labels[:, 0]  # the positives of a question
-        if generator.random() < 1 - _LABELED_SHARE:
+        if size > 1 and generator.random() < 1 - _LABELED_SHARE:  # a step has a question
             labels[-1] = NO_PASSAGE
         texts = [
             generator.integers(self._vocab_size, size=(number, length))
