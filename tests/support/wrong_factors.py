@@ -201,6 +201,22 @@ FAULTS = [
         "* measured.loss_scale",
         composition(2, {"precision": "fp16"}),
     ),
+    # ---- Updates ----
+    *(
+        Fault(
+            native.Engine.train_step,
+            "learning_rate=learning_rate",
+            "learning_rate=1.05 * learning_rate",
+            composition(2, {"optimizer.name": name}),
+        )
+        for name in ("adamw", "muon")
+    ),
+    Fault(
+        native.Engine.train_step,
+        "weight_decay=weight_decay",
+        "weight_decay=0.0",
+        composition(2, {}),
+    ),
     # ---- Back ends ----
     Fault(
         deepspeed.Engine._gradients,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tokamake import plugins
 from tokamake.config.finetune import TaskRun
+from tokamake.config.optimization import optimizer_facts
 from tokamake.config.resolved_run import Run
 from tokamake.preflight.finetune import check_settings
 from tokamake.preflight.run import check_on_ranks, check_run
@@ -53,6 +54,12 @@ _AFTER_JUMPS = {
 _JUMPS = {"fp32": 0.1, "bf16": 0.6, "fp16": 0.4}
 """Largest difference of all updates together, relative to them, that rounding explains: optimizers
 that look at signs or directions turn rounding of a small gradient into a large update."""
+_FEW = 0.3
+"""Largest share of elements that rounding of gradients changes in fp32, if the update of an element
+depends on that element alone; a wrong rate of learning or decay changes nearly all."""
+_SAME_NORM = 1e-2
+"""Largest relative difference of the norms of all updates in fp32 by other optimizers, which turn
+the update of a whole tensor."""
 _FLOOR = {"fp32": 1e-3, "bf16": 3e-2, "fp16": 1e-2}
 """Share of the whole gradient's norm below which a tensor's gradient is rounding: biases of keys do
 not change a softmax."""
@@ -140,11 +147,37 @@ class _Comparison:
         found = self._differences(weights(self._engine), expected, scales=changes)
         if all(each.apart <= self._tolerance.updates for each in found):
             return
+        precision = precision_of(self._run)
         total = math.hypot(*(each.apart * each.scale for each in found))
-        if total <= _JUMPS[precision_of(self._run)] * math.hypot(*(each.scale for each in found)):
-            self._tolerance = _AFTER_JUMPS[precision_of(self._run)]
+        most = _JUMPS[precision] * math.hypot(*(each.scale for each in found))
+        # In 16 bits, rounding changes all elements.
+        if total <= most and (precision != "fp32" or self._are_jumps(found, expected, old=before)):
+            self._tolerance = _AFTER_JUMPS[precision]
         else:
             self._add(f"weights after step {number + 1}", found, most=self._tolerance.updates)
+
+    def _are_jumps(
+        self, found: Iterable["_Difference"], expected: Tensors, *, old: Tensors
+    ) -> bool:
+        """Whether updates differ as `_FEW` or `_SAME_NORM` allow."""
+        limits = {
+            each.name: self._tolerance.updates * each.scale / math.sqrt(expected[each.name].numel())
+            for each in found
+        }
+        sums = torch.zeros(4, dtype=torch.float64)
+        for name, place, values in weights(self._engine):
+            own, whole = values.double().cpu(), expected[name][place].double()
+            before = old[name][place].double()
+            sums[0] += ((own - whole).abs() > limits[name]).sum()
+            sums[1] += own.numel()
+            sums[2] += (own - before).square().sum()
+            sums[3] += (whole - before).square().sum()
+        dist.all_reduce(sums)
+        num_apart, number, own_square, square = sums.tolist()
+        if optimizer_facts(self._run.train.optimizer.name).elementwise:
+            return num_apart <= _FEW * number
+        own_norm, norm = math.sqrt(own_square), math.sqrt(square)
+        return abs(own_norm - norm) <= _SAME_NORM * norm
 
     def _compare_number(self, what: str, value: float | None, *, expected: float | None) -> None:
         if value is None or expected is None:
