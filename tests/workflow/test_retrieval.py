@@ -194,6 +194,7 @@ def test_the_dry_run_shows_each_job(folder: Path) -> None:
     assert "tokamake: my.yaml: retrieval: questions.nq: nq.jsonl: no question" in refused.stderr
 
 
+@pytest.mark.extra("retrieval", "faiss", "bm25s")
 def test_one_command_trains_and_measures_runs_that_start_from_each_other(folder: Path) -> None:
     cells = {
         "model.checkpoint": "{run: ict}",
