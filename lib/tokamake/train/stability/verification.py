@@ -26,6 +26,8 @@ def check_ranks_repeat(
 ) -> None:
     """Run passes twice on all ranks, and compare their losses and gradients bit by bit.
 
+    Rank 0 prints a line if no rank differs.
+
     Args:
         passes: forward and backward passes of a micro batch; returns the loss.
         modules: parts of the model on this rank.
@@ -42,6 +44,11 @@ def check_ranks_repeat(
     dist.all_gather_object(same, torch.equal(first, second))
     faulty = [rank for rank, repeats in enumerate(same) if not repeats]
     if not faulty:
+        if dist.get_rank() == 0:
+            print(
+                f"step {step}: each rank computed a micro batch twice, with the same bits",
+                flush=True,
+            )
         return
     named = [*dict.fromkeys(hosts[rank] for rank in faulty)]
     if dist.get_rank() == 0:
