@@ -235,3 +235,10 @@ def test_a_value_in_place_of_a_section_names_its_settings() -> None:
         with pytest.raises(UserError) as caught:
             validate(Outer, value, "f")
         assert str(caught.value).startswith(line)
+
+
+def test_a_value_in_place_of_a_list_names_brackets() -> None:
+    with pytest.raises(UserError) as caught:
+        validate(TrainSettings, {"sample_prompts": "Once"}, "f")
+    expected = "f: sample_prompts: 'Once': not a list; write it in brackets, as in [a, b]"
+    assert expected in str(caught.value).splitlines()

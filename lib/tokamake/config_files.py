@@ -68,6 +68,8 @@ def _explain(model: type[BaseModel], item: Any, *, where: str) -> str:
         return f"{where}: {path}:{shown} not a section; give its settings: {settings}"
     if item["type"] == "dict_type" and path:
         return f"{where}: {path}:{shown} not a section; give keys with values"
+    if item["type"] in {"tuple_type", "list_type"}:
+        return f"{where}: {path}:{shown} not a list; write it in brackets, as in [a, b]"
     if item["type"] == "missing":
         return f"{where}: {path}: missing; add it"
     if not path:

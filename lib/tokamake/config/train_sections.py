@@ -59,7 +59,8 @@ class MaskingSettings(Settings):
     """Share of the samples that are shorter than possible."""
     sentence_order: bool = True
     """masked: divide each sample in two parts, and swap them in half of the samples, so that the
-    model also learns the order of sentences. false: samples of one part."""
+    model also learns the order of sentences. The loss of both is their sum: random weights begin at
+    ln(vocabulary) + ln 2. false: samples of one part."""
     decoder_sequence_length: Annotated[int, Field(ge=3)] | None = None
     """span_corruption: tokens of the decoder. Empty: enough for every sample. `index` refuses a
     number that is too small for a sample of the run."""

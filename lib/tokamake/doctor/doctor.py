@@ -30,7 +30,8 @@ def doctor(
     Each line is a check: its state (ok, warning or wrong), name and value. The exit status is 1 if
     a check is wrong. On a login node, give the profile; doctor queries its scheduler once. With
     --ranks, started on several ranks by the profile's launch.sh, doctor compares all ranks and
-    measures the correctness and speed of their communication; rank 0 reports.
+    measures the correctness and speed of their communication; rank 0 reports. doctor does not see
+    the run: `tokamake prove CONFIG` compares the gradients of its layout with one process.
 
     Args:
         profile: Name or folder of the profile to check. By default $SNAKEMAKE_PROFILE, if set.
@@ -52,6 +53,8 @@ def doctor(
     results += _run_concurrently(_checks(name, directory, data=data_folders))
     if _print_report(results, output):
         raise SystemExit(1)
+    if name:
+        print("tokamake prove CONFIG compares the gradients of a run's layout with one process")
 
 
 def _checks(name: str, directory: Path, *, data: Iterable[Path]) -> "list[Check]":
