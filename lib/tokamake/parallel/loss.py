@@ -114,7 +114,7 @@ def drawn(logits: Tensor, chances: Tensor, mesh: Mesh = SINGLE_RANK, *, size: in
 
 
 def over_vocabulary(logits_NV: Tensor, axis: Axis, *, size: int) -> Tensor:
-    """Logits (N, `size`) of the whole vocabulary, of which each rank has a part."""
+    """Gather the logits (N, `size`) of the whole vocabulary from the parts of the ranks."""
     if axis.size == 1:
         return logits_NV
     # Parts are padded to equal length. Only the last ones are shorter, so all padding comes after

@@ -191,7 +191,7 @@ class _PlainTrainer:
         ]
 
     def _make_extra_pass(self, step: int) -> None:
-        """Let an optimizer look at gradients with other labels, before those of the step."""
+        """Run the extra pass of an optimizer, with other labels, before the step's own passes."""
         batches = self._batches(step, numbers=True)
         num_labels, vocab_size = _num_labels(batches), self.run.architecture.vocab_size
         assert vocab_size is not None

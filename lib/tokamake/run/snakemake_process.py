@@ -22,7 +22,7 @@ class SnakemakeProcess:
     Args:
         on_stop: is called at the first signal.
         pass_fds: descriptors that Snakemake inherits.
-        variables: variables of its environment beside those of this process.
+        variables: added to the environment of this process.
 
     Attributes:
         stopped_by: the first signal; None: there was none.

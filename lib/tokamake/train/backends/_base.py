@@ -284,8 +284,8 @@ class EngineBase(ABC):
     ) -> list[int]:
         """Draw a token after the beginning of each row; all ranks have the same arguments.
 
-        Nothing of the training changes. Optimizers that average weights keep those of training in
-        place, because their average would change them by rounding.
+        The training does not change. An optimizer that averages weights does not swap its average
+        in: to swap back would change the weights by rounding.
 
         Args:
             rows: (B, L + 1) tokens.
@@ -311,7 +311,7 @@ class EngineBase(ABC):
                     tokens_B[own_B] = known_NV.argmax(-1)
 
         self.stages.watch_logits = choose
-        # A pass of another shape would be compiled anew.
+        # torch.compile would compile again for another shape.
         with torch.compiler.set_stance("force_eager"):
             self._losses([self.stages.objective.to_batch(rows)])
         self.stages.watch_logits = None
