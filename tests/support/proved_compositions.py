@@ -59,6 +59,10 @@ def assert_proved(compositions: Iterable[Composition]) -> None:
     """Check that all compositions train as one process; the message has the smallest that fails."""
     if not (failed := failures(compositions)):
         return
-    smallest = shrunk(failed[0][0], lambda each: failures([each]))
-    ((_, line),) = failures([smallest])
-    pytest.fail(f"{len(failed)} compositions fail; the smallest form of one:\n{smallest}{line}")
+    composition, line = failed[0]
+    # Rounding may differ from run to run: the composition may pass now.
+    if again := failures([composition]):
+        composition = shrunk(composition, lambda each: failures([each]))
+        ((_, line),) = failures([composition]) or again
+    form = "the smallest form of one" if again else "one, which passes alone"
+    pytest.fail(f"{len(failed)} compositions fail; {form}:\n{composition}{line}")
