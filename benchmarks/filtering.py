@@ -8,6 +8,7 @@ and corpora.
 """
 
 import argparse
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +18,8 @@ from statistics import median
 from typing import Any
 
 import orjson
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.support.datatrove_filters import filter_of, our_words
 from tokamake.config.filters import filter_class
