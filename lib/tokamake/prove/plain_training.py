@@ -167,15 +167,14 @@ class _PlainTrainer:
             self.objective.look_ahead(self._predict, batches)
         num_labels = _num_labels(batches)
         num_samples = _num_samples(batches)
-        if not num_labels + num_samples:
-            return None
         total = torch.zeros(())
         for batch in batches:
             loss = self._mean(batch, num_labels=max(1, num_labels), num_samples=max(1, num_samples))
             if loss.requires_grad:
                 self._add_gradients(loss)
             total += loss.detach()
-        return total
+        # Without labels, gradients are 0, and the optimizer still decays weights and uses momentum.
+        return total if num_labels + num_samples else None
 
     def _batches(self, step: int, *, numbers: bool) -> list[MicroBatch]:
         """Micro batches of a step, with the weights rounded for its passes."""
