@@ -21,7 +21,7 @@ COMMANDS = ("qsub", "qstat", "qselect", "qdel", "qrls")
 REAL = shutil.which("qsub")
 OWN_FILE = Path("~/.config/snakemake/pbs.yaml")
 """User file with the values for the PBS of this machine."""
-DEADLINE = 60.0
+DEADLINE = 180.0
 REAL_DEADLINE = 600.0
 """Seconds for a real PBS, which schedules and kills jobs more slowly."""
 

@@ -73,7 +73,7 @@ def test_logits_and_gradients_equal_megatron_core(name: str, theirs: Path, tmp_p
     model, neighbors = opened_model(checkpoint), oracle["neighbors"]
     counts = torch.full(neighbors.shape[:-1], neighbors.shape[-1])
     logits = model(oracle["tokens"], neighbor_tokens=neighbors, num_neighbor_tokens=counts)
-    assert (logits - oracle["logits"]).abs().max() <= 3e-5  # logits up to 30
+    assert (logits - oracle["logits"]).abs().max() <= 2e-6 * oracle["logits"].abs().max()
     logits.square().mean().backward()
     # Their gradients are read as a checkpoint of weights.
     file = theirs / name / "torch/iter_0000007/mp_rank_00/model_optim_rng.pt"
