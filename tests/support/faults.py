@@ -21,6 +21,7 @@ KINDS = {
     "stop signal": "SIGTERM or SIGINT to ranks or to the whole workflow",
     "stopped rank": "SIGSTOP of a rank",
     "numbers that are not finite": "NaN or infinity on one rank or on all",
+    "flipped bit": "a bit of a product of one rank, in a check that computes a micro batch twice",
     "little memory": "a limit of the address space, in data stages and in a training step",
     "full disk": "ENOSPC for a while, in checkpoints, metrics and data stages",
     "damaged checkpoint": "bytes or files of the newest checkpoint are changed or missing",

@@ -85,6 +85,7 @@ def found(values: Values, faulty: Path) -> list[str]:
 
 
 @pytest.mark.ranks
+@pytest.mark.fault("flipped bit")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_flipped_bit_in_a_product_names_the_host(layout: str, tmp_path: Path) -> None:
     first, second = spawn(found, 2, LAYOUTS[layout], tmp_path / "faulty")
