@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from tokamake.parallel import attention
 from tokamake.parallel.attention import by_document
-from tokamake.parallel.document_mask import PackedDocuments
+from tokamake.parallel.document_mask import PackedDocuments, keep_bounds
 
 WIDTH, LENGTH = 16, 96
 LONG = [[40, 56], [96], [1, 95]]
@@ -128,6 +128,20 @@ def test_documents_end_with_their_row() -> None:
     documents = PackedDocuments(torch.tensor([[0, 0, 1], [1, 1, 1]]))
     assert documents.lengths == [2, 1, 3]
     assert documents.bounds.tolist() == [0, 2, 3, 6]
+
+
+def test_bounds_that_the_host_keeps_are_those_of_the_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    tensor = ids(LONG)
+    found = PackedDocuments(tensor)
+    keep_bounds(tensor, tensor.numpy())
+    kept = PackedDocuments(tensor)
+    tensor.zero_()  # `kept` reads no element of the device
+    expected = PackedDocuments(ids(LONG))
+    assert kept.lengths == expected.lengths
+    assert kept.bounds.tolist() == expected.bounds.tolist()
+    assert kept.bounds.dtype == expected.bounds.dtype
+    assert found.lengths == [tensor.shape[1]] * len(tensor)
 
 
 @pytest.mark.gpu

@@ -1,14 +1,20 @@
 """Training steps on the stand-in accelerator and on the CPU: their numbers, and what they cost."""
 
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import varlen
 
 from tests.support import standin_device
 from tests.support.compositions import Composition, axes, learners
+from tests.support.layouts import laid_out
 from tests.support.standin_costs import Costs, counted, live_bytes
 from tokamake import plugins
 from tokamake.config.resolved_run import Run
+from tokamake.parallel import attention
 from tokamake.prove.plain_training import rates
 from tokamake.prove.random_samples import rank_ids, rank_samples, step_samples
 from tokamake.runtime.ranks import Ranks
@@ -75,3 +81,48 @@ def train_on_both() -> dict[str, tuple[Trained, Trained]]:
         run = Composition(family, objective, values, seed=5).run()
         trained[name] = (train(run, CPU), train(run, device))
     return trained
+
+
+PASSES = {
+    "documents, flash attention": {"precision": "bf16", "reset_attention_mask": True},
+    "labels drawn": {"optimizer.name": "sophia_g"},
+    "labels drawn, unequal labels": {"optimizer.name": "sophia_g", "eod_mask_loss": True},
+}
+"""Changes of a causal Llama that need a kernel of CUDA, or an extra pass in each step."""
+
+
+def train_with_passes() -> dict[str, tuple[Trained, Trained]]:
+    """Train the runs of `PASSES` on both: with flash attention, and an extra pass in each step."""
+    device = standin_device.use()
+    trained = {}
+    for name, values in PASSES.items():
+        run = Composition("llama", "causal", values, seed=5).run()
+        if "sophia_g" in values.values():
+            settings = run.train.optimizer.model_dump(exclude_unset=True)
+            run = laid_out(run, {"optimizer": {**settings, "hessian_interval": 1}})
+        with (
+            patch.dict(attention._FLASH, {standin_device.NAME: lambda _: True}),
+            patch.object(varlen, "varlen_attn", _varlen_attn),
+        ):
+            trained[name] = (train(run, CPU), train(run, device))
+    return trained
+
+
+def _varlen_attn(
+    q_THK: Tensor,
+    k_TGK: Tensor,
+    v_TGK: Tensor,
+    bounds: Tensor,
+    *_: Any,
+    window_size: Any,
+    **__: Any,
+) -> Tensor:
+    """Flash attention of all documents in one call, as a mask: it waits for nothing."""
+    places = torch.arange(len(q_THK), device=bounds.device)
+    documents = torch.searchsorted(bounds, places, right=True)
+    mask = (documents[:, None] == documents[None]) & (places[:, None] >= places)
+    assert window_size == (-1, 0)
+    q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_TGK, v_TGK))
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)[0].transpose(
+        0, 1
+    )

@@ -129,7 +129,9 @@ def _sampled_labels(
 ) -> Tensor:
     """Labels of a micro batch, sampled from its logits where it has labels."""
     labels, numbers = extra_pass.labels[number], extra_pass.label_numbers[number]
-    chances = draws[number].to(labels.device)
+    chances = draws[number]
+    if labels.device.type != "cpu":  # from pinned memory, so that the host need not wait
+        chances = chances.contiguous().pin_memory().to(labels.device, non_blocking=True)
     if numbers is not None:
         chances = chances.flatten()[numbers]
     elif missing := labels.shape[1] - chances.shape[1]:

@@ -6,8 +6,10 @@ Shape suffixes: B batch, L tokens of a rank (in `ids_BNL` of a chunk), N chunks 
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -70,6 +72,24 @@ class Unmasked:
 UNMASKED = Unmasked()
 
 
+def keep_bounds(ids_BL: Tensor, array_BL: npt.NDArray[Any]) -> None:
+    """Keep the bounds of documents in host memory, beside their ids on a device.
+
+    `PackedDocuments` of this very tensor then need not wait for the device.
+
+    Args:
+        array_BL: the same ids.
+    """
+    begins_BL = np.ones(array_BL.shape, bool)
+    begins_BL[:, 1:] = array_BL[:, 1:] != array_BL[:, :-1]
+    bounds = np.append(np.flatnonzero(begins_BL), begins_BL.size).astype(np.int32)
+    setattr(ids_BL, _BOUNDS, bounds)
+
+
+_BOUNDS = "bounds_of_documents"
+"""Attribute of a tensor of ids."""
+
+
 class PackedDocuments:
     """Documents of samples whose tokens are all on this rank, in the forms that kernels take.
 
@@ -79,10 +99,14 @@ class PackedDocuments:
 
     def __init__(self, ids_BL: Tensor, *, causal: bool = True) -> None:
         self._ids_BL, self.causal = ids_BL, causal
+        self._host_bounds: npt.NDArray[np.int32] | None = getattr(ids_BL, _BOUNDS, None)
 
     @cached_property
     def bounds(self) -> Tensor:
         """First token of each document, and the end of the last, in the flattened batch; int32."""
+        if self._host_bounds is not None:
+            pinned = torch.from_numpy(self._host_bounds).pin_memory()
+            return pinned.to(self._ids_BL.device, non_blocking=True)
         begins_BL = torch.ones_like(self._ids_BL, dtype=torch.bool)
         begins_BL[:, 1:] = self._ids_BL[:, 1:] != self._ids_BL[:, :-1]
         begins = begins_BL.flatten().nonzero()[:, 0]
@@ -90,7 +114,10 @@ class PackedDocuments:
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Tokens of each document; the first access waits for the device, once for all layers."""
+        """Tokens of each document. Without `keep_bounds`, the first access waits for the device,
+        once for all layers."""
+        if self._host_bounds is not None:
+            return [*map(int, np.diff(self._host_bounds))]
         lengths: list[int] = self.bounds.diff().tolist()
         return lengths
 

@@ -150,19 +150,19 @@ class Engine(EngineBase):
 
     def _relabelled_gradients(self, batches: Sequence[MicroBatch], relabel: Relabel) -> int | None:
         """Compute gradients of the mean loss with other labels; see `ExtraPass.gradients`."""
-        num_labels = max(1, int(self._num_labels(batches).labels))
-        loss_scale = self._loss_scale.value
-        factors = LossFactors(loss_scale / num_labels)
+        counts, loss_scale = self._num_labels(batches), self._loss_scale.value
+        factors = LossFactors(counts.factors.tokens * loss_scale)
         self.stages.forward_backward(batches, factors, relabel=relabel)
         self._add_up_gradients()
         squares = sharding.squares(self._chunks, self._device)
         dist.all_reduce(squares)
         # If these gradients overflow in fp16, the step's gradients most likely do, too. Then the
         # step is skipped, and both are computed again at a lower scale.
-        if not math.isfinite(squares.item()):
+        (square,), num_labels, _ = counts.read(squares[None])
+        if not math.isfinite(square):
             return None
         sharding.scale(self._chunks, 1 / loss_scale)
-        return num_labels
+        return max(1, num_labels)
 
     def _drop_gradients(self) -> None:
         for chunk in self._chunks:
