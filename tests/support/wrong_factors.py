@@ -211,11 +211,14 @@ FAULTS = [
         )
         for name in ("adamw", "muon")
     ),
-    Fault(
-        native.Engine.train_step,
-        "weight_decay=weight_decay",
-        "weight_decay=0.0",
-        composition(2, {}),
+    *(
+        Fault(
+            native.Engine.train_step,
+            "weight_decay=weight_decay",
+            "weight_decay=0.0",
+            composition(2, {"optimizer.name": name}),
+        )
+        for name in ("adamw", "muon")
     ),
     # ---- Back ends ----
     Fault(

@@ -17,6 +17,7 @@ from tokamake.preflight.run import check_on_ranks, check_run
 from tokamake.prove.engine_tensors import NamedChunk, watch_updates, weights
 from tokamake.prove.plain_training import PlainTraining, rates, train_plainly
 from tokamake.prove.random_samples import rank_ids, rank_samples, step_samples
+from tokamake.runtime.device import group_device
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.numerics import precision_of, with_precision
 
@@ -67,6 +68,9 @@ depends on that element alone; a wrong rate of learning or decay changes nearly 
 _SAME_NORM = 1e-2
 """Largest relative difference of the norms of all updates in fp32 by other optimizers, which turn
 the update of a whole tensor."""
+_ALONG_WEIGHTS = 0.2
+"""Largest cosine of the differences of matrices with the weights before the update in fp32, by
+other optimizers: rounding has no direction, and a wrong weight decay has that of the weights."""
 _FLOOR = {"fp32": 1e-3, "bf16": 3e-2, "fp16": 1e-2}
 """Share of the whole gradient's norm below which a tensor's gradient is rounding: biases of keys do
 not change a softmax."""
@@ -100,6 +104,13 @@ def _of_rank_0(plain: PlainTraining | None) -> PlainTraining:
     dist.broadcast_object_list(values, src=0)
     of_arrays: PlainTraining = values[0]
     return of_arrays.converted(torch.from_numpy)
+
+
+def _total(values: Tensor) -> Tensor:
+    """The sum over all ranks; ranks with accelerators add up no tensors of the host."""
+    of_ranks = values.to(group_device())
+    dist.all_reduce(of_ranks)
+    return of_ranks.cpu()
 
 
 class _Comparison:
@@ -169,12 +180,12 @@ class _Comparison:
     def _are_jumps(
         self, found: Iterable["_Difference"], expected: Tensors, *, old: Tensors
     ) -> bool:
-        """Whether updates differ as `_FEW` or `_SAME_NORM` allow."""
+        """Whether updates differ as `_FEW`, or `_SAME_NORM` and `_ALONG_WEIGHTS`, allow."""
         limits = {
             each.name: self._tolerance.updates * each.scale / math.sqrt(expected[each.name].numel())
             for each in found
         }
-        sums = torch.zeros(4, dtype=torch.float64)
+        sums = torch.zeros(7, dtype=torch.float64)
         for name, place, values in weights(self._engine):
             own, whole = values.double().cpu(), expected[name][place].double()
             before = old[name][place].double()
@@ -182,12 +193,16 @@ class _Comparison:
             sums[1] += own.numel()
             sums[2] += (own - before).square().sum()
             sums[3] += (whole - before).square().sum()
-        dist.all_reduce(sums)
-        num_apart, number, own_square, square = sums.tolist()
+            if old[name].dim() > 1:
+                sums[4] += ((own - whole) * before).sum()
+                sums[5] += (own - whole).square().sum()
+                sums[6] += before.square().sum()
+        num_apart, number, *squares, product, apart, size = _total(sums).tolist()
         if optimizer_facts(self._run.train.optimizer.name).elementwise:
             return num_apart <= _FEW * number
-        own_norm, norm = math.sqrt(own_square), math.sqrt(square)
-        return abs(own_norm - norm) <= _SAME_NORM * norm
+        own_norm, norm = map(math.sqrt, squares)
+        has_same_norm = abs(own_norm - norm) <= _SAME_NORM * norm
+        return has_same_norm and abs(product) <= _ALONG_WEIGHTS * math.sqrt(apart * size)
 
     def _compare_number(self, what: str, value: float | None, *, expected: float | None) -> None:
         if value is None or expected is None:
@@ -223,9 +238,8 @@ class _Comparison:
             sums[0, number] += (local - whole).square().sum()
             sums[1, number] += (local * whole).sum()
             copies[name][place] += 1
-        of_ranks = torch.cat([copies[name].flatten() for name in names])
-        dist.all_reduce(of_ranks)
-        dist.all_reduce(sums)
+        of_ranks = _total(torch.cat([copies[name].flatten() for name in names]))
+        sums = _total(sums)
         norms = {name: float(each.norm()) for name, each in scales.items()}
         least = max(_FLOOR[precision_of(self._run)] * math.hypot(*norms.values()), 1e-30)
         found = []
