@@ -17,8 +17,8 @@ from tokamake.errors import SignalExit, UserError
     ("body", "message"),
     [
         ("return 1 / 0", r"failed \(ZeroDivisionError: division by zero\); fix the filter"),
-        ("return 3", r"failed \(AttributeError: .*\); fix the filter"),
-        ("document.text = None", r"failed \(AttributeError: .*\); fix the filter"),
+        ("return 3", r"failed \(TypeError: apply returned 3; return None to keep .*\); fix the"),
+        ("document.text = 5", r"failed \(TypeError: document.text is 5; assign a text\); fix the"),
         ("document.text = '\\ud800'", r"failed \(UnicodeEncodeError: .*\); fix the filter"),
         ("document.metrics['x'] = 'y'", r"failed \(TypeError: .*\); fix the filter"),
         ("document.metrics['x'] = float('nan')", r"failed \(ValueError: nan .*\); fix the filter"),

@@ -233,6 +233,7 @@ class FilterRun:
                 verdict = loaded.filter.apply(document)
             finally:
                 self._limit.running = -1
+            _check_result(verdict, document)
             if document.text is not text:
                 document.text.encode()  # a text without lone surrogates
             document.metrics = {_utf8(k): _finite(v) for k, v in document.metrics.items()}
@@ -254,6 +255,17 @@ class FilterRun:
                 f"filter {loaded.name} failed ({message.removesuffix(':')}); fix the filter",
                 type(error).__name__,
             ) from None
+
+
+def _check_result(verdict: Any, document: Document) -> None:
+    """Refuse what filters of other programs return, such as True and False."""
+    if verdict is not None and not isinstance(verdict, Drop):
+        raise TypeError(
+            f"apply returned {verdict!r:.40}; return None to keep a document, or Drop(reason, "
+            "number)"
+        )
+    if not isinstance(document.text, str):
+        raise TypeError(f"document.text is {document.text!r:.40}; assign a text")
 
 
 def _utf8(text: str) -> str:
