@@ -108,7 +108,10 @@ def import_file(path: str, *, noun: str) -> Any:
     except SignalExit:
         raise
     except (Exception, SystemExit) as error:
-        raise UserError(f"{path}: cannot be imported ({type(error).__name__}: {error})") from None
+        raise UserError(
+            f"{path}: cannot be imported ({type(error).__name__}: {error}); fix the file, or "
+            "install what it imports"
+        ) from None
     return module
 
 
