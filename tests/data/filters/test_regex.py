@@ -21,12 +21,13 @@ from tokamake.data.filters.regex import Filter
         ({"keep": "^http:", "field": "url"}, None),
         ({"keep": "^http:", "field": "absent"}, ("number of matches in absent below 1", 0)),
         ({"drop": "3", "field": "number"}, ("number of matches in number above 0", 1)),
+        ({"drop": "0", "field": "zero"}, ("number of matches in zero above 0", 1)),
     ],
 )
 def test_what_is_found_decides(
     options: dict[str, Any], dropped: tuple[str, int | None] | None
 ) -> None:
-    document = Document("lorem ipsum lorem", {"url": "http://a", "number": 3})
+    document = Document("lorem ipsum lorem", {"url": "http://a", "number": 3, "zero": 0})
     assert Filter(**options).apply(document) == dropped
     assert document.text == "lorem ipsum lorem"
 
@@ -43,3 +44,10 @@ def test_text_is_replaced() -> None:
 def test_a_filter_of_a_field_asks_for_it() -> None:
     assert Filter(drop="a", field="meta.url").metadata_keys == ("meta.url",)
     assert Filter(drop="a").metadata_keys == ()
+
+
+def test_documents_without_the_field_are_counted() -> None:
+    document = Document("a", {"url": "b", "number": 0, "null": None})
+    for field in ("url", "ulr", "number", "null"):
+        assert Filter(drop="c", field=field).apply(document) is None
+    assert document.metrics == {"without ulr": 1, "without null": 1}

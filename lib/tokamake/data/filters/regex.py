@@ -67,10 +67,17 @@ class Filter(DocumentFilter):
             document.text = self._expression.sub(self.replacement, document.text)
             return None
         where = self.field or "text"
-        searched = str(document.metadata.get(where) or "") if self.field else document.text
+        searched = self._field_of(document) if self.field else document.text
         found = sum(1 for _ in self._expression.finditer(searched)) if self.drop else 0
         if found:
             return Drop(f"number of matches in {where} above 0", found)
         if self.keep and not self._expression.search(searched):
             return Drop(f"number of matches in {where} below 1", 0)
         return None
+
+    def _field_of(self, document: Document) -> str:
+        """The field as a text; counts documents without it, since its name may be misspelt."""
+        if (value := document.metadata.get(self.field)) is None:
+            document.metrics[f"without {self.field}"] = 1
+            return ""
+        return str(value)
