@@ -128,8 +128,8 @@ class TokenizeSettings(Settings):
     """Drop documents whose text already occurred. true: in the same corpus. data: in the same
     corpus or in one above it in the table of corpora."""
     near_duplicates: NearDuplicates | None = None
-    """Drop documents that are nearly the same as an earlier one, after the filters: a preset,
-    fineweb or slimpajama, or settings. null: keep them."""
+    """Drop documents that are nearly the same as an earlier one, after the filters: a preset, such
+    as fineweb, or settings. null: keep them."""
     repeats: Repeats | None = None
     """Cut text out of documents that repeats earlier text, after the filters and without
     duplicates: lines, paragraphs or words, or settings. null: keep it."""

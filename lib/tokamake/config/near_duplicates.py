@@ -10,9 +10,12 @@ from tokamake.config.fields import Settings
 PRESETS: dict[str, dict[str, Any]] = {
     "fineweb": {},
     "slimpajama": {"bands": 9, "rows": 13, "shingle": 13, "unit": "characters"},
+    "redpajama-0.7": {"bands": 14, "rows": 9, "shingle": 13},
+    "redpajama-0.8": {"bands": 9, "rows": 13, "shingle": 13},
+    "redpajama-0.9": {"bands": 5, "rows": 25, "shingle": 13},
 }
 """Settings by the corpus that was made with them: FineWeb (arXiv 2406.17557), SlimPajama (Cerebras,
-2023)."""
+2023), RedPajama-V2 for three similarities (arXiv 2411.12372)."""
 
 Size = Annotated[int, Field(ge=1, le=1024)]
 
@@ -39,7 +42,8 @@ class MinHashSettings(Settings):
 class NearDuplicateSettings(MinHashSettings):
     """Documents that are nearly the same as an earlier one; the first document is kept. The
     defaults are FineWeb's, which finds 92 % of the documents of Jaccard similarity 0.8. In place of
-    the section, give the name of a preset: fineweb or slimpajama."""
+    the section, give the name of a preset: fineweb, slimpajama, redpajama-0.7, redpajama-0.8 or
+    redpajama-0.9."""
 
     scope: Literal["data", "corpus"] = "data"
     """data: compare all corpora, in the order of the table. corpus: compare the documents of each

@@ -3,7 +3,7 @@
 import pytest
 
 from tokamake.config.data import TokenizeSettings
-from tokamake.config.near_duplicates import MinHashSettings, NearDuplicateSettings
+from tokamake.config.near_duplicates import PRESETS, MinHashSettings, NearDuplicateSettings
 from tokamake.config_files import validate
 from tokamake.data.corpus.minhash import make_minhash
 from tokamake.errors import UserError
@@ -40,13 +40,31 @@ def test_characters_are_those_of_words_with_single_spaces() -> None:
     assert len({*keys.tolist()}) == 3
 
 
-def test_a_preset_is_named_in_place_of_the_section() -> None:
-    fineweb, slimpajama = (
-        validate(TokenizeSettings, {"near_duplicates": name}, "tokenize").near_duplicates
-        for name in ("fineweb", "slimpajama")
-    )
-    assert fineweb == NearDuplicateSettings()
-    assert slimpajama == NearDuplicateSettings(bands=9, rows=13, shingle=13, unit="characters")
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("fineweb", NearDuplicateSettings()),
+        ("slimpajama", NearDuplicateSettings(bands=9, rows=13, shingle=13, unit="characters")),
+        ("redpajama-0.8", NearDuplicateSettings(bands=9, rows=13, shingle=13)),
+    ],
+)
+def test_a_preset_is_named_in_place_of_the_section(
+    name: str, expected: NearDuplicateSettings
+) -> None:
+    settings = validate(TokenizeSettings, {"near_duplicates": name}, "tokenize")
+    assert settings.near_duplicates == expected
+
+
+def test_the_presets_of_redpajama_find_half_near_their_similarity() -> None:
+    """RedPajama-V2 chose bands and rows of 128 hashes by the similarity to find."""
+    for name, settings in PRESETS.items():
+        if name.startswith("redpajama-"):
+            minhash = MinHashSettings(**settings)
+            assert minhash.bands * minhash.rows <= 128
+            assert abs((1 / minhash.bands) ** (1 / minhash.rows) - float(name[-3:])) < 0.05
+
+
+def test_an_unknown_preset_is_refused() -> None:
     with pytest.raises(UserError, match="dolma: unknown preset; choose one of fineweb"):
         validate(TokenizeSettings, {"near_duplicates": "dolma"}, "tokenize")
 
