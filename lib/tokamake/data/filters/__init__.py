@@ -79,7 +79,10 @@ class DocumentFilter(Settings):
         return options
 
     def check_inputs(self) -> None:
-        """Check the beginning of `input_files`; the dry run calls it. Raises UserError."""
+        """Check the files that `setup` reads, or their beginning; the dry run calls it.
+
+        UserError: a file is missing or damaged.
+        """
 
     def setup(self) -> None:
         """Load a model or other data for `apply`. Called once per process, before `apply`."""

@@ -75,6 +75,10 @@ class Filter(DocumentFilter):
             raise ValueError(f"no language {unknown[0]}; give codes of {_LIST}, such as en or no")
         return languages
 
+    def check_inputs(self) -> None:
+        """Check the model's file: a damaged package is an error of the dry run."""
+        _load_model(_model_path())
+
     def setup(self) -> None:
         """Load the model."""
         self._model = _load_model(_model_path())
