@@ -70,6 +70,11 @@ def read_table(path: Path, *, verify: bool = False) -> list[tuple[str, int]]:
     return [(shard, rows) for shard, rows in _read_footer(path, verify=verify)["table"]]
 
 
+def checksum(path: Path) -> tuple[int, int]:
+    """Size and CRC-32 of the rows and the table of a file; 0: an earlier version wrote it."""
+    return path.stat().st_size, _read_footer(path, verify=False).get("crc32", 0)
+
+
 def has_near_duplicates(path: Path) -> bool:
     """Whether a file lists documents that are nearly equal to others, not equal."""
     return _read_footer(path, verify=False).get("kind") == NEAR

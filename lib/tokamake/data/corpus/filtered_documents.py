@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tokamake.data.corpus import documents
-from tokamake.data.corpus.document_rows import read_duplicates, read_table
+from tokamake.data.corpus.document_rows import checksum, read_duplicates, read_table
 from tokamake.data.corpus.documents import Fields
 from tokamake.data.corpus.plan_file import PlannedShard, batch_shards
 from tokamake.data.readers import Input, RecordBlock, open_unchanged, parse_range, select_texts
@@ -29,6 +29,8 @@ class FilteredBlock(NamedTuple):
     """Texts of the documents that are left, for each text key."""
     kept: npt.NDArray[np.int64]
     """(documents,) index in the block of each document that is left, ascending."""
+    unit: str
+    """Unit of the numbers of the block's documents, such as line or page."""
 
 
 class DocumentSource(NamedTuple):
@@ -43,8 +45,24 @@ class DocumentSource(NamedTuple):
     duplicates: tuple[Path, ...] = ()
     """Files of documents to leave out, before the filters."""
 
-    def shards(self, plan: Path, batch: str) -> Iterator[tuple[str, Iterator[FilteredBlock]]]:
-        """Yield name and blocks of each shard, also blocks without a document that is left."""
+    def made_from(self) -> dict[str, Any]:
+        """Values, as JSON, that decide which documents are left, beside the raw files."""
+        options = (self.fields, self.format, self.filters, self.filter_seconds)
+        made_from = {
+            "options": [*options, self.on_bad_document],
+            "duplicates": [checksum(path) for path in self.duplicates],
+        }
+        if not self.filters:
+            return made_from
+        from tokamake.config.filters import parse_filters, source_digest
+
+        entries = (each for entry in parse_filters(self.filters) for each in entry.items())
+        return {**made_from, "sources": [source_digest(*entry) for entry in entries]}
+
+    def shards(
+        self, plan: Path, batch: str
+    ) -> Iterator[tuple[PlannedShard, Iterator[FilteredBlock]]]:
+        """Yield each shard with its blocks, also blocks without a document that is left."""
         run = None
         if self.filters:
             # These modules import pydantic: 0.25 s.
@@ -62,7 +80,7 @@ class DocumentSource(NamedTuple):
                 unit="documents",
                 size=lambda filtered: len(filtered.block.records),
             )
-            yield shard.name, blocks
+            yield shard, blocks
 
     def _blocks(self, shard: PlannedShard, run: "FilterRun | None") -> Iterator[FilteredBlock]:
         paths = [Path(path) for path in shard.files]
@@ -87,7 +105,7 @@ class DocumentSource(NamedTuple):
                         columns, block, source=source, indices=kept, on_failure=set_aside
                     )
                 num_read += len(block.records)
-                yield FilteredBlock(file, block, columns, kept)
+                yield FilteredBlock(file, block, columns, kept, source.unit)
 
     def _set_aside(self, source: Input, block: RecordBlock, index: int, reason: str) -> None:
         if self.on_bad_document == "stop":

@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tokamake.data.corpus.document_rows import HASH, RowsWriter
+from tokamake.data.corpus.batch_rows import write_batch_rows
+from tokamake.data.corpus.document_rows import HASH
 from tokamake.data.corpus.documents import Fields, split_keys, texts
 from tokamake.data.corpus.filtered_documents import DocumentSource, FilteredBlock
 from tokamake.data.readers import select_texts
-from tokamake.files import atomic
 from tokamake.runtime.console import counted
 
 
@@ -43,14 +43,15 @@ def hash_documents(
             one of two documents with equal texts and drop the other.
         filter_seconds: time limit of the filters of a document, as in `tokenize`.
     """
-    num_documents = 0
     fields = Fields(split_keys(text_key), template)
     source = DocumentSource(fields, format, filters, filter_seconds)
-    with atomic(output) as (temporary,), RowsWriter(temporary) as writer:
-        for shard, blocks in source.shards(plan, batch):
-            for rows in _hashes(shard, blocks, fields=fields if filters else None):
-                writer.add(shard, rows)
-                num_documents += len(rows)
+    shards = (
+        (shard, _hashes(shard.name, blocks, fields=fields if filters else None))
+        for shard, blocks in source.shards(plan, batch)
+    )
+    num_documents = write_batch_rows(
+        output, shards, dtype=HASH, width=2, made_from=source.made_from()
+    )
     print(f"{output}: {counted(num_documents, 'document')}")
 
 
@@ -59,8 +60,7 @@ def _hashes(
 ) -> Iterator[npt.NDArray[np.uint64]]:
     """Yield the hashes (documents, 2) of blocks; `fields`: read texts that filters may change."""
     num_read = 0
-    yield np.zeros((0, 2), HASH)  # lists a shard without documents in the output, too
-    for _, block, columns, kept in blocks:
+    for _, block, columns, kept, _ in blocks:
         if fields:
             raw = texts(block, fields)
             indices = np.flatnonzero(np.isin(raw.kept, kept, assume_unique=True)).tolist()

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from tokamake.data.corpus.document_rows import RowsWriter
+from tokamake.data.corpus.batch_rows import write_batch_rows
 from tokamake.data.corpus.documents import Fields, split_keys
 from tokamake.data.corpus.filtered_documents import DocumentSource, FilteredBlock
-from tokamake.files import atomic
 from tokamake.runtime.console import counted
 
 if TYPE_CHECKING:
@@ -66,17 +65,22 @@ def hash_passages(
     find = make_finder(validate(RepeatSettings, settings, "hash-passages"))
     fields = Fields(split_keys(text_key), template)
     source = DocumentSource(fields, format, filters, filter_seconds, on_bad_document, duplicates)
-    num_passages = 0
-    with atomic(output) as (temporary,), RowsWriter(temporary) as writer:
-        for shard, blocks in source.shards(plan, batch):
-            writer.add(shard, np.zeros(0, PASSAGE))
-            first = 0
-            for filtered in blocks:
-                rows = np.concatenate([np.zeros(0, PASSAGE), *_rows(filtered, find, first=first)])
-                writer.add(shard, rows)
-                num_passages += len(rows)
-                first += len(filtered.block.records)
+    shards = ((shard, _passages(blocks, find)) for shard, blocks in source.shards(plan, batch))
+    made_from = {"settings": settings, **source.made_from()}
+    num_passages = write_batch_rows(output, shards, dtype=PASSAGE, made_from=made_from)
     print(f"{output}: {counted(num_passages, 'passage')}")
+
+
+def _passages(
+    blocks: Iterator[FilteredBlock], find: "Callable[[str], Passages]"
+) -> Iterator[npt.NDArray[Any]]:
+    """Yield the passages of each block of a shard."""
+    from tokamake.data.corpus.passages import PASSAGE
+
+    first = 0
+    for filtered in blocks:
+        yield np.concatenate([np.zeros(0, PASSAGE), *_rows(filtered, find, first=first)])
+        first += len(filtered.block.records)
 
 
 def _rows(

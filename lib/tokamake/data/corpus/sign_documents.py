@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokamake.data.corpus.document_rows import HASH, RowsWriter
+from tokamake.data.corpus.batch_rows import write_batch_rows
+from tokamake.data.corpus.document_rows import HASH, read_rows
 from tokamake.data.corpus.documents import Fields, split_keys
 from tokamake.data.corpus.filtered_documents import DocumentSource, FilteredBlock
-from tokamake.files import atomic
 from tokamake.runtime.console import counted
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Places(NamedTuple):
     file: npt.NDArray[np.int64]
     """Index of the raw file."""
     number: npt.NDArray[np.int64]
-    """First byte of the line in the file, or the number of the row or line."""
+    """First byte of the line in the file, or the number of the row, line, page or record."""
     is_byte: npt.NDArray[np.bool_]
 
 
@@ -98,23 +98,24 @@ def sign_documents(
     minhash = make_minhash(validate(MinHashSettings, settings, "sign-documents"))
     fields = Fields(split_keys(text_key), template)
     source = DocumentSource(fields, format, filters, filter_seconds, on_bad_document, duplicates)
-    num_documents = num_signed = 0
-    with atomic(output) as (temporary,), RowsWriter(temporary) as writer:
-        for shard, blocks in source.shards(plan, batch):
-            writer.add(shard, np.zeros((0, bands + 1), HASH))
-            for filtered in blocks:
-                rows_of_block = _rows(filtered, minhash)
-                writer.add(shard, rows_of_block)
-                num_documents += len(rows_of_block)
-                num_signed += int(np.count_nonzero(rows_of_block[:, 0]))
+    shards = (
+        (shard, (_rows(filtered, minhash) for filtered in blocks))
+        for shard, blocks in source.shards(plan, batch)
+    )
+    made_from = {"settings": settings, **source.made_from()}
+    width = bands + 1
+    num_documents = write_batch_rows(output, shards, dtype=HASH, width=width, made_from=made_from)
+    num_signed = int(np.count_nonzero(read_rows(output, HASH, width=width)[:, 0]))
     print(f"{output}: {counted(num_documents, 'document')}, {num_signed:,} with keys")
 
 
 def _rows(filtered: FilteredBlock, minhash: "MinHash") -> npt.NDArray[np.uint64]:
     """(documents, bands + 1) keys and places of all documents of a block."""
-    file, block, columns, kept = filtered
+    file, block, columns, kept, unit = filtered
     signed = minhash.sign(["\n".join(row) for row in zip(*columns, strict=True)])
     rows = np.zeros((len(block.records), signed.shape[1] + 1), HASH)
     rows[kept, :-1] = signed
-    rows[:, -1] = pack_places(file, block.numbers, offsets=block.offsets)
+    # Pages of a stream of bz2 share an offset, but no number.
+    offsets = np.full_like(block.offsets, -1) if unit == "page" else block.offsets
+    rows[:, -1] = pack_places(file, block.numbers, offsets=offsets)
     return rows
