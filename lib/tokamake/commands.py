@@ -195,6 +195,9 @@ TOOLS = {
         ),
         "merge": Command("data.indexed", "out/ --output merged/web --max-bytes 5GB"),
         "try-filters": Command("report", "config/config.yaml --documents 1000 --page filters.html"),
+        "show-near-duplicates": Command(
+            "report", "results/data/near_duplicates/all.parquet --clusters 3"
+        ),
         "split": Command("data.corpus", "raw/*.jsonl --output parts --split 98,1,1 --seed 1"),
         "verify": Command("data.tokenize", "results/data/merged/*.bin"),
         "repair": Command("data.indexed", "broken --eod 50256 --output repaired"),

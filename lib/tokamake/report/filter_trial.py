@@ -162,16 +162,21 @@ def _examples(entry: Mapping[str, Any]) -> Iterator[str]:
         return
     yield f"examples of {filter_name(entry)}"
     for sample in chosen:
-        yield f"  {filter_samples.described(sample)} · {_printable(sample['place'])}"
+        yield f"  {filter_samples.described(sample)} · {printable(sample['place'])}"
         if "after" not in sample:
-            yield f"    {_printable(sample['text'])}"
+            yield f"    {printable(sample['text'])}"
             continue
-        pieces = filter_samples.changes(sample["text"], sample["after"])
-        yield "    " + "".join(_MARKS[kind].format(_printable(piece)) for kind, piece in pieces)
+        yield f"    {marked(sample['text'], sample['after'])}"
     yield ""
 
 
-def _printable(text: str) -> str:
+def marked(before: str, after: str) -> str:
+    """The second text as one line, with marks of what it lacks of the first one, and adds."""
+    pieces = filter_samples.changes(before, after)
+    return "".join(_MARKS[kind].format(printable(piece)) for kind, piece in pieces)
+
+
+def printable(text: str) -> str:
     """Return a text as one line, without control characters, which could steer the terminal."""
     text = text.replace("\n", "⏎")
     return "".join(
