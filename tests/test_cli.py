@@ -78,17 +78,54 @@ def test_every_stage_has_help_for_every_option_without_heavy_imports() -> None:
     assert pages.keys() == COMMANDS.keys()
     for stage, (text, modules) in pages.items():
         assert not HEAVY & {*modules}, stage
-        assert f"Usage: tokamake {stage}" in text
+        assert f"Usage: tokamake {cli.title(stage)} " in text
         for line in text.splitlines():
             if "│" in line and " --" in line:
                 described = line.split("  ")
                 assert len([part for part in described if part.strip(" │*")]) > 1, line
 
 
+@pytest.mark.parametrize(
+    ("typed", "called"),
+    [
+        ("evaluate --task lambada --data a b", "evaluate-task lambada --data a b"),
+        ("evaluate --batch-size 2 --task=rte", "evaluate-finetuned rte --batch-size 2"),
+        ("evaluate --data a", "evaluate --data a"),
+        ("generate --task rte", "generate --task rte"),
+    ],
+)
+def test_evaluate_finds_the_subcommand_of_a_task(typed: str, called: str) -> None:
+    assert cli._by_task(typed.split()) == called.split()
+
+
+def test_a_task_has_one_kind_and_the_former_name_names_the_new_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    benchmarks, labeled = ({*plugins.names(folder)} for folder in cli.TASK_FOLDERS.values())
+    assert not benchmarks & labeled
+    assert cli._by_task(["evaluate-task", "lambada"]) == ["evaluate-task", "lambada"]
+    assert capsys.readouterr().err == ""  # the log of a rule stays as it was
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    cli._by_task(["evaluate-finetuned", "rte"])
+    assert "`evaluate --task NAME`" in capsys.readouterr().err
+
+
 MISTAKES = {
+    ("evaluate", "--task"): "--task has no value; choose one of lambada, ",
+    ("evaluate", "--checkpoint", "x", "--task=lambda"): "no such task; did you mean lambada",
+    (
+        *("evaluate", "--checkpoint", "x", "--task", "rte", "--data", "a=b", "--weights", "x"),
+    ): "option: --weights. See `tokamake evaluate --task NAME",
     ("tokenise",): 'Unknown command "tokenise". Did you mean "tokenize"? See `tokamake --help`.',
     ("tokenize", "a.jsonl", "--outptu", "b"): "--outptu. Did you mean --output? See `tokamake",
     ("tokenize", "a.jsonl", "--json-keys", "b"): "option: --json-keys. See `tokamake tokenize",
+    ("tokenize", "a", "--output", "b", "--tokenizer", "c", "d"): "d: belongs to no option; tokenize"
+    " takes FILES and options. See",
+    ("doctor", "my.yaml"): "my.yaml: belongs to no option; doctor takes the options --profile, --",
+    ("train", "a b.yaml"): "--config is missing; write --config 'a b.yaml'. See `tokamake train",
+    ("train", "--confg", "a"): "--config is missing. Did you mean --config instead of --confg? See",
+    ("new",): "new: PROJECT is missing; add it.",
+    ("run", "-n"): "run: CONFIG is missing; add it.",
     ("tokenize", "--output", "b", "--tokenizer", "c"): "FILES is missing; add it.",
     ("merge", "pair"): "--output is missing; add it.",
     ("convert", "--to", "b"): "--from, --format are missing; add them.",
@@ -235,8 +272,8 @@ def test_extras_are_those_of_the_package() -> None:
     [
         (("mix", "1", "a.txt", "--output", ""), "--output"),
         (("mix", "1", "a.txt", "--output="), "--output"),
-        (("describe", ""), "--prefixes"),
-        (("trace", "", "3"), "--prefix"),
+        (("describe", ""), "PREFIXES"),
+        (("trace", "", "3"), "PREFIX"),
     ],
 )
 def test_an_empty_path_is_named(arguments: tuple[str, ...], option: str, tmp_path: Path) -> None:

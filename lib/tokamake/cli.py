@@ -7,6 +7,7 @@ import gc
 import inspect
 import os
 import re
+import shlex
 import signal
 import sys
 from contextlib import nullcontext, redirect_stdout
@@ -19,10 +20,12 @@ from tokamake.commands import (
     COMMANDS,
     GROUPS,
     ONLY_RULES,
+    TASK_FOLDERS,
     function_name,
     group_of,
     module_name,
     summary,
+    title,
 )
 from tokamake.errors import EXIT_USER_ERROR, SignalExit
 
@@ -47,6 +50,8 @@ nodes have no network."""
 
 _ADDRESS = re.compile(r"([\w.-]+=)?(hf|https?)://")
 """Beginning of an argument, or of an option's value, that is an address."""
+_MOST_NAMED = 10
+"""Most options that a message names."""
 _NEAR = 0.6
 """Least similarity of an unknown option and a suggested one."""
 
@@ -68,6 +73,7 @@ def main() -> None:
         _refuse_closed_descriptors(arguments)
         if arguments and re.fullmatch(r"--local[_-]rank=\d+", arguments[0]):
             del arguments[0]  # launchers such as deepspeed add it; LOCAL_RANK has the same value
+        arguments = _by_task(arguments)
         stage = arguments[0] if arguments and arguments[0] in COMMANDS else ""
         if stage not in ONLINE and not any(map(_ADDRESS.match, arguments)):
             os.environ.setdefault("HF_HUB_OFFLINE", "1")  # libraries read it when imported
@@ -75,6 +81,27 @@ def main() -> None:
         _run(stage, arguments)
     except KeyboardInterrupt:
         _fail(stage, "stopped; the same command continues", status=130)
+
+
+def _by_task(arguments: list[str]) -> list[str]:
+    """`evaluate --task NAME …` as a call of the subcommand that scores tasks of this name."""
+    stage, *words = arguments or [""]
+    if stage in TASK_FOLDERS and sys.stderr.isatty():  # not in the log of a rule
+        _say("", f"{stage} NAME is also `{title(stage)} NAME`, with the same options")
+    texts = [word.partition("=") for word in words]
+    place = next((place for place, text in enumerate(texts) if text[0] == "--task"), None)
+    if stage != "evaluate" or place is None:
+        return arguments
+    following = words[place + 1 : place + 2] or [""]
+    name, width = (texts[place][2], 1) if texts[place][1] else (following[0], 2)
+    from tokamake import plugins
+    from tokamake.errors import choice
+
+    tasks = {task: name for name, folder in TASK_FOLDERS.items() for task in plugins.names(folder)}
+    if name not in tasks:
+        fault = f"{name}: no such task" if name and name[0] != "-" else "has no value"
+        _fail(stage, f"--task {fault}; {choice(name, [*tasks])}", status=EXIT_USER_ERROR)
+    return [tasks[name], name, *words[:place], *words[place + width :]]
 
 
 def _end_by_signals(stage: str) -> None:
@@ -111,10 +138,11 @@ def _refuse_empty_paths(stage: str, bound: inspect.BoundArguments, *, arguments:
     for name, value in bound.arguments.items():
         option = f"--{name.replace('_', '-')}"
         is_positional = bound.signature.parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY
+        shown = _positional(option) if is_positional else option
         is_empty = (option, "") in pairwise(arguments) or f"{option}=" in arguments
         paths = value if isinstance(value, list | tuple) else [value]
         if (is_empty or is_positional) and Path() in paths:
-            _fail(stage, f"{option}: empty; give a path", status=EXIT_USER_ERROR)
+            _fail(stage, f"{shown}: empty; give a path", status=EXIT_USER_ERROR)
 
 
 def _for_cyclopts(stage: str, arguments: list[str]) -> list[str]:
@@ -161,8 +189,12 @@ def _run(stage: str, arguments: list[str]) -> None:
             run(*bound.args, **bound.kwargs)
     except CycloptsError as error:
         note_failure(error)
-        command = f"tokamake {stage}".strip()
-        fault = _missing_options(app, stage, error=error) or _one_line(str(error))
+        command = f"tokamake {title(stage)}{' NAME' * (stage in TASK_FOLDERS)}".strip()
+        fault = (
+            _missing_options(app, stage, error=error)
+            or _unused_words(app, stage, error=error)
+            or _one_line(str(error), is_missing=not getattr(error, "keyword", ""))
+        )
         _fail(stage, f"{fault} See `{command} --help`.", status=EXIT_USER_ERROR)
     except UserError as error:
         note_failure(error)
@@ -196,14 +228,16 @@ def _missing_options(app: "App", stage: str, *, error: "CycloptsError") -> str:
     """Message that names all required arguments that a call lacks; empty for other errors."""
     from cyclopts import MissingArgumentError
 
-    # A keyword: the option is there without its value. Unused tokens: it may be misspelt.
-    if not isinstance(error, MissingArgumentError) or error.keyword or error.unused_tokens:
+    # A keyword: the option is there without its value. An unused option: it may be misspelt.
+    unused = getattr(error, "unused_tokens", None) or []
+    is_misspelt = any(word.startswith("-") for word in unused)
+    if not isinstance(error, MissingArgumentError) or error.keyword or is_misspelt:
         return ""
     assert error.argument, "the error is about one"
     words = {word.partition("=")[0] for word in error.root_input_tokens or ()}
     first = error.argument.name if error.argument else ""
     missing = [
-        argument.name
+        _positional(argument.name) if argument.field_info.is_positional else argument.name
         for argument in app[stage].assemble_argument_collection()
         if argument.field_info.required
         and (argument.name == first or not argument.field_info.is_positional)
@@ -211,8 +245,29 @@ def _missing_options(app: "App", stage: str, *, error: "CycloptsError") -> str:
     ]
     if not missing:  # an argument that begins with a minus sign took the place of another one
         return ""
+    if len(missing) == len(unused) == 1:
+        return f"{missing[0]} is missing; write {missing[0]} {shlex.quote(unused[0])}."
     verb, pronoun = ("is", "it") if len(missing) == 1 else ("are", "them")
     return f"{', '.join(missing)} {verb} missing; add {pronoun}."
+
+
+def _unused_words(app: "App", stage: str, *, error: "CycloptsError") -> str:
+    """Message about words that belong to no option; empty for other errors."""
+    from cyclopts import UnusedCliTokensError
+
+    if not isinstance(error, UnusedCliTokensError) or stage not in COMMANDS:
+        return ""
+    known = [*app[stage].assemble_argument_collection()]
+    places = [_positional(each.name) for each in known if each.field_info.is_positional]
+    options = [each.name for each in known if not each.field_info.is_positional]
+    named = f"the options {', '.join(options)}" if len(options) <= _MOST_NAMED else "options"
+    words = shlex.join(error.unused_tokens or [])
+    return f"{words}: belongs to no option; {stage} takes {' and '.join([*places, named])}."
+
+
+def _positional(name: str) -> str:
+    """Name of an argument without an option, as the usage of the subcommand shows it."""
+    return name.lstrip("-").replace("-", "_").upper()
 
 
 def make_app(stage: str = "", *, has_all: bool = False) -> "App":
@@ -240,7 +295,8 @@ def make_app(stage: str = "", *, has_all: bool = False) -> "App":
             f"{module_name(name)}:{function_name(name)}",
             name=name,
             help=None if stage else summary(name),
-            help_epilogue=f"Example: `tokamake {name} {COMMANDS[name].example}`",
+            help_epilogue=f"Example: `tokamake {title(name)} {COMMANDS[name].example}`",
+            usage=_usage(name),
             group=groups[group_of(name)],
             show=has_all or bool(stage) or name not in ONLY_RULES,
         )
@@ -251,15 +307,24 @@ def make_app(stage: str = "", *, has_all: bool = False) -> "App":
     return app
 
 
+def _usage(stage: str) -> str | None:
+    """The usage of a subcommand that people type as another one."""
+    return f"Usage: tokamake {title(stage)} NAME [OPTIONS]" if stage in TASK_FOLDERS else None
+
+
 def _shown_default(value: object) -> str | None:
     """A default in `--help`; nothing for one that is empty."""
     return None if value in ("", (), []) else str(value)
 
 
-def _one_line(text: str) -> str:
+def _one_line(text: str, *, is_missing: bool) -> str:
     """The message of cyclopts, without suggestions that do not help."""
     # The list of commands is cut off after a few; --help has all of them.
-    line = re.sub(r" Available commands: .*", "", " ".join(text.split()))
+    line = re.sub(
+        r' Available commands: .*|^Command "[\w-]+" parameter ', "", " ".join(text.split())
+    )
+    if is_missing:  # not an option that lacks its value
+        line = line.replace(" requires an argument.", " is missing.")
     guess = re.search(r"^Unknown option: -*([\w-]+)\.( Did you mean -*([\w-]+)\?)", line)
     is_near = guess and SequenceMatcher(None, guess[1], guess[3]).ratio() > _NEAR
     return line if is_near or not guess else line.replace(guess[2], "")
@@ -272,7 +337,7 @@ def _fail(stage: str, message: str, *, status: int) -> None:
 
 def _say(stage: str, message: str) -> None:
     sys.stdout.flush()
-    command = f"tokamake {stage}".strip()
+    command = f"tokamake {title(stage)}".strip()
     for line in message.splitlines():
         print(f"{command}: {line}", file=sys.stderr)
     sys.stderr.flush()

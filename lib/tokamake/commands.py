@@ -106,7 +106,7 @@ STAGES = {
         ),
         "evaluate-task": Command(
             "evaluate",
-            'lambada --checkpoint results/tiny/training --settings \'{"data": ["lambada.jsonl"]}\'',
+            "lambada --checkpoint results/tiny/training --data lambada.jsonl",
         ),
         "generate": Command("generate", "--checkpoint results/tiny/training --prompt 'def main'"),
         "generate-texts": Command(
@@ -239,10 +239,13 @@ TOOLS = {
 ONLY_RULES = {
     *("fetch-batch", "hash-documents", "find-duplicates", "sign-documents", "find-near-duplicates"),
     *("hash-passages", "find-repeats", "tokenize-batch", "merge-batch", "resolve", "plan-segments"),
-    *("prepare-finetune", "model-card", "fetch-task", "evaluate-finetuned"),
+    *("prepare-finetune", "model-card", "fetch-task", "evaluate-task", "evaluate-finetuned"),
     *("generate-texts", "score-texts", "select-texts", "measure-toxicity"),
 }
 """Subcommands that people hardly type: `tokamake --help` leaves them out, `--help-all` does not."""
+
+TASK_FOLDERS = {"evaluate-task": "evaluate/tasks", "evaluate-finetuned": "finetune/tasks"}
+"""Subcommands that people type as `evaluate --task NAME`, with the folder of their tasks."""
 
 GROUPS = ("Workflow", "Data", "Checkpoints", "Training", "Model", "Retrieval", "Inspection")
 """Groups in the order in which `tokamake --help` lists them."""
@@ -262,6 +265,11 @@ def function_name(stage: str) -> str:
 
 def module_name(stage: str) -> str:
     return f"tokamake.{COMMANDS[stage].package}.{function_name(stage)}"
+
+
+def title(stage: str) -> str:
+    """A subcommand as people type it."""
+    return "evaluate --task" if stage in TASK_FOLDERS else stage
 
 
 def group_of(stage: str) -> str:

@@ -52,7 +52,7 @@ def evaluate(
         "labeled_text",
         checkpoint=folder / "task" / checkpoint,
         data=[f"dev={folder / 'validation.jsonl'}"],
-        tokenizer=folder / "vocab.txt",
+        tokenizer=None if checkpoint == "export" else folder / "vocab.txt",
         settings=settings,
         sequence_length=16,
         output=folder / "scores.json",

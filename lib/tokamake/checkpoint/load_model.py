@@ -71,7 +71,7 @@ def run_of(checkpoint: Checkpoint) -> "Run | None":
 
 def tokenizer_of(checkpoint: Checkpoint, given: Path | None) -> Tokenizer:
     """Open a model's tokenizer: the given one, else the weights' own, else run.yaml's."""
-    path = given or _stated_tokenizer(checkpoint)
+    path = given or stated_tokenizer(checkpoint)
     tokenizer = open_tokenizer(path)
     vocab_size = checkpoint.architecture.vocab_size or 0
     if vocab_size < tokenizer.vocab_size:
@@ -114,7 +114,8 @@ def tokenizer_of_run(checkpoint: Checkpoint) -> Path | None:
     return next((path for path in places if path.exists()), None)
 
 
-def _stated_tokenizer(checkpoint: Checkpoint) -> Path:
+def stated_tokenizer(checkpoint: Checkpoint) -> Path:
+    """A model's tokenizer: the weights' own, else run.yaml's."""
     if checkpoint.tokenizer:
         return checkpoint.path
     if path := tokenizer_of_run(checkpoint):

@@ -44,7 +44,11 @@ def evaluate(
     neighbors: NeighborOptions = NO_NEIGHBORS,
     output: Path | None = None,
 ) -> None:
-    """Measure the loss and perplexity of a language model on raw files, or on the test documents.
+    """Measure perplexity on raw files or test documents; with `--task`, the score on a task.
+
+    `tokamake evaluate --task NAME` scores a model on a benchmark (wikitext, lambada, text,
+    lm_eval), or a finetuned model on files with labels (rte, sst2, labeled_text, …). It has other
+    options: `tokamake evaluate --task NAME --help` lists them.
 
     The test documents are of all merged datasets in a weighting file.
 

@@ -1,7 +1,9 @@
 """Stage `evaluate-task`: score a model on a task."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
 
 from tokamake import plugins
 from tokamake.config.tasks import FOLDER, TaskSettings
@@ -19,6 +21,7 @@ def evaluate_task(
     /,
     *,
     checkpoint: Path,
+    data: Annotated[tuple[str, ...], Parameter(consume_multiple=True)] = (),
     settings: str = "{}",
     fetched: Path | None = None,
     tokenizer: Path | None = None,
@@ -31,13 +34,14 @@ def evaluate_task(
 ) -> None:
     """Score a language model on a benchmark: wikitext, lambada, text, or any task of lm-eval.
 
-    The files of evaluate/tasks describe the measure and the settings of each task. Scores do not
-    depend on the number of ranks.
+    People type it as `tokamake evaluate --task NAME`. The files of evaluate/tasks describe the
+    measure and the settings of each task. Scores do not depend on the number of ranks.
 
     Args:
         name: plug-in in evaluate/tasks/.
         checkpoint: folder of a checkpoint of any format, or of a run, whose newest one counts.
-        settings: JSON of the task's settings: `data`, the files, and settings of the plug-in.
+        data: files of the task, folders, patterns or addresses.
+        settings: JSON of the plug-in's settings; it can have the files too, as `data`.
         fetched: JSON file of `fetch-task`, if `data` has addresses.
         tokenizer: tokenizer of the model; by default as for `evaluate`.
         sequence_length: most tokens that the model reads at once; by default as for `evaluate`.
@@ -60,7 +64,7 @@ def evaluate_task(
     check_values(sequence_length=(sequence_length, 1), batch_size=(batch_size, 1))
     with peers() as ranks:
         with ranks.together():
-            task = _with_files(read_task(name, settings), fetched)
+            task = _with_files(read_task(name, settings, data=data), fetched)
             check_task(task)
             opened = open_any(checkpoint)
             layout.check(opened.architecture, world_size=ranks.ranks.world_size)
@@ -105,8 +109,8 @@ def _with_files(task: "TaskSettings", fetched: Path | None) -> "TaskSettings":
     return task.model_copy(update={"data": tuple(data)})
 
 
-def read_task(name: str, settings: str) -> "TaskSettings":
-    """The settings of a task."""
+def read_task(name: str, settings: str, *, data: tuple[str, ...] = ()) -> "TaskSettings":
+    """The settings of a task; `data` replaces the files that they name."""
     import json
 
     from tokamake import plugins
@@ -121,7 +125,8 @@ def read_task(name: str, settings: str) -> "TaskSettings":
         raise UserError(f"settings: not JSON ({error}); give an object such as {{}}") from None
     if not isinstance(values, dict):
         raise UserError(f"settings: {settings}: not an object; give one such as {{}}")
-    return validate(TaskSettings, {**values, "name": name}, "settings")
+    given = {"data": data} if data else {}
+    return validate(TaskSettings, {**values, **given, "name": name}, "settings")
 
 
 def check_task(task: TaskSettings) -> None:

@@ -17,7 +17,7 @@ def evaluate_finetuned(
     *,
     checkpoint: Path,
     data: list[str],
-    tokenizer: Path,
+    tokenizer: Path | None = None,
     settings: str = "{}",
     sequence_length: int = 128,
     batch_size: int = 32,
@@ -26,15 +26,17 @@ def evaluate_finetuned(
 ) -> None:
     """Score a model that `finetune` made on labeled files, or predict labels of other files.
 
-    Nothing is trained. Ranks share the rows, each row counts once, and scores do not depend on the
-    number of ranks. Each rank has the whole model.
+    People type it as `tokamake evaluate --task NAME`. Nothing is trained. Ranks share the rows,
+    each row counts once, and scores do not depend on the number of ranks. Each rank has the whole
+    model.
 
     Args:
         task: name of the task, a file in finetune/tasks.
         checkpoint: folder of the finetuned model in any format.
         data: files to score, as NAME=FILES: the name of a test set, and a file, folder or pattern;
             several with the same name are one test set.
-        tokenizer: tokenizer of the model.
+        tokenizer: tokenizer of the model; by default, the tokenizer beside its weights, or the
+            tokenizer that the run.yaml of the checkpoint names.
         settings: JSON of the task's own settings, such as labels.
         sequence_length: most tokens of a row; longer ones are cut.
         batch_size: rows per forward pass of a rank. It changes memory and time, not the scores.
@@ -42,6 +44,7 @@ def evaluate_finetuned(
         predictions: folder to write, with NAME.jsonl of each test set: the prediction of each row.
     """
     from tokamake.checkpoint.detect import open_any
+    from tokamake.checkpoint.load_model import stated_tokenizer
     from tokamake.files import write_json
     from tokamake.finetune.predictions import score_sets
     from tokamake.runtime.process_group import joined
@@ -56,9 +59,10 @@ def evaluate_finetuned(
             opened = open_any(checkpoint)
             _check(opened, task_settings, batch_size=batch_size, sequence_length=sequence_length)
             objective = task_objective(task_settings.objective)
+            path = tokenizer or stated_tokenizer(opened)
             sets = {
                 name: objective.read_rows(
-                    files, task_settings, tokenizer=tokenizer, sequence_length=sequence_length
+                    files, task_settings, tokenizer=path, sequence_length=sequence_length
                 )
                 for name, files in _sets(data).items()
             }

@@ -41,8 +41,11 @@ def test_scores_are_those_of_evaluate(model: Path, sampled: Path, tmp_path: Path
     evaluate(data=tuple(data), max_tokens=500, output=tmp_path / "a.json", **common)
     settings = json.dumps({"data": data, "max_tokens": 500})
     evaluate_task("text", settings=settings, output=tmp_path / "b.json", **common)
+    typed = {"data": tuple(data), "settings": '{"data": ["other"], "max_tokens": 500}'}
+    evaluate_task("text", output=tmp_path / "c.json", **typed, **common)
     expected = json.loads((tmp_path / "a.json").read_text())["overall"]
-    assert json.loads((tmp_path / "b.json").read_text())["scores"] == pytest.approx(expected)
+    for name in ("b.json", "c.json"):
+        assert json.loads((tmp_path / name).read_text())["scores"] == pytest.approx(expected)
 
 
 def on_ranks(model: Path, tokenizer: Path, data: str) -> list[dict[str, Any]]:
