@@ -83,6 +83,10 @@ def test_passwords_of_addresses_are_hidden() -> None:
         ("my.yaml: train.steps: unknown key", "command line: train.steps: unknown key"),
         ("my.yaml: train: split: '0,1': nothing", "command line: train: split: '0,1': nothing"),
         ("my.yaml: model.architecture: a.yaml:x=1: no", "command line: model.architecture: a.yaml"),
+        ("my.yaml: train.size 17 is no multiple", "command line: train.size 17 is no multiple"),
+        ("my.yaml: train.all 9, not a multiple of size 2", "command line: train.all 9, not a"),
+        ("my.yaml: train.all 9 is odd; set size", "my.yaml: train.all 9 is odd"),
+        ("my.yaml: data.all 9, not a multiple of size 2", "my.yaml: data.all 9, not"),
         ("my.yaml: modle: unknown key; no", "command line: modle: unknown key"),
         # Settings of the file, and names that only begin alike.
         ("my.yaml: seed: 'x': no number", "my.yaml: seed"),
@@ -91,7 +95,7 @@ def test_passwords_of_addresses_are_hidden() -> None:
     ],
 )
 def test_mistakes_of_the_command_line_are_named_so(message: str, expected: str) -> None:
-    overrides = ["train.steps", "train.split", "model.x", "modle.x"]
+    overrides = ["train.steps", "train.split", "train.size", "model.x", "modle.x"]
     with pytest.raises(UserError) as error, errors.naming_overrides("my.yaml", overrides):
         raise UserError(message)
     assert str(error.value).startswith(expected)

@@ -100,9 +100,17 @@ def _moved(line: str, source: str, *, overrides: Iterable[str]) -> str:
     path = f"{rest.replace(': ', '.')}."
     key, _, message = rest.partition(": ")
     is_new = message.startswith("unknown key")  # a section that only the command line gives
-    is_override = any(
-        path.startswith(f"{name}.") or (is_new and name.startswith(f"{key}.")) for name in overrides
-    )
+    words = {*re.findall(r"\w+", rest.partition(";")[0])}  # without the remedy
+
+    def is_named(name: str) -> bool:
+        section, _, setting = name.rpartition(".")
+        return (
+            path.startswith(f"{name}.")
+            or (is_new and name.startswith(f"{key}."))
+            or (path.startswith(f"{section}.") and setting in words)  # two that do not fit together
+        )
+
+    is_override = any(map(is_named, overrides))
     return f"command line: {rest}" if rest != line and is_override else line
 
 
