@@ -144,7 +144,6 @@ def test_layouts_need_no_data(workspace_here: Path, capsys: pytest.CaptureFixtur
         (["model.architecture=config/models/llama2-70b.yaml"], "disk of"),
         (["model.architecture=config/models/llama2-70b.yaml"], "and a100-80gb has 80 GB"),
         (["model.architecture=config/models/llama2-70b.yaml"], "it would end before it saves"),
-        (["train.split=98,1,1"], "the test split has about"),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )

@@ -1,5 +1,6 @@
 """The whole estimate of a workflow: its data and its runs, and warnings."""
 
+import math
 import os
 import shutil
 from collections.abc import Mapping
@@ -20,6 +21,9 @@ from tokamake.estimate.run import Allocation, Assumptions, RunEstimate, estimate
 from tokamake.preflight.initial_models import InitialModel
 from tokamake.preflight.planned import WorkflowConfig
 from tokamake.units import in_bytes
+
+_MOST_TEST_PERCENT = 10
+"""Largest share of the documents that a test split is worth."""
 
 
 class WorkflowEstimate(NamedTuple):
@@ -143,7 +147,7 @@ def _vocab_size(config: WorkflowConfig) -> int:
 def _about_splits(
     run: Config, table: list[Corpus], *, corpora: Mapping[str, CorpusEstimate]
 ) -> list[str]:
-    """Warnings about splits without documents, and about a small test split."""
+    """Warnings about splits without documents, and about a test split that is needlessly small."""
     try:
         split = dict(zip(NAMES, shares(run.train.split), strict=True))
     except UserError as error:
@@ -159,15 +163,24 @@ def _about_splits(
         where = f"run {run.run}: train.split: {run.train.split}"
         if is_known and not documents:
             warnings.append(f"{where}: the split {name} would have no document; give it more")
-        elif name == "test" and (
-            tokens < FEWEST_TOKENS or (is_known and documents < FEWEST_DOCUMENTS)
-        ):
+        elif name == "test" and (growth := _growth(tokens, documents if is_known else None)) > 1:
+            is_share = split["test"] > 0 and any(row.is_split for row in table)
+            percent = math.ceil(100 * split["test"] * growth)
+            if is_share and percent > _MOST_TEST_PERCENT:
+                continue  # there is too little text for any share; the report says so
             size = f"{documents:,} documents, " if is_known else ""
+            remedy = f"give it {percent} %" if is_share else "name more of them in the column sets"
             warnings.append(
                 f"{where}: the test split has about {size}{tokens:,.0f} tokens: its scores vary by "
-                "chance; give it a larger share, or a corpus of its own in the column sets"
+                f"chance; {remedy}"
             )
     return warnings
+
+
+def _growth(tokens: float, documents: int | None) -> float:
+    """How much larger a test split has to be, so that chance does not decide between models."""
+    by_documents = FEWEST_DOCUMENTS / documents if documents else 0
+    return max(FEWEST_TOKENS / max(tokens, 1), by_documents)
 
 
 def _share(row: Corpus, name: str, *, split: Mapping[str, float]) -> float:

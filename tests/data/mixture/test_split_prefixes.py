@@ -59,7 +59,7 @@ def test_splits_with_their_own_weighting_files(
         "hard": {"v-0": [20, 40]},
     }
     assert described["splits"]["hard"]["samples"] == 8
-    assert "the share that split '80,10,10' leaves for it is not used" in caplog.text
+    assert "leaves for it; to train on them, set train.split to 80,0,10" in caplog.text
     assert "too good" not in caplog.text
 
 

@@ -47,9 +47,14 @@ class SplitPrefixes:
             self._lines[name] = _read(path, data_root)
             # Lines with a part leave nothing to other splits, so there is nothing to warn about.
             if self._shares.get(name) and not all(line.part for line in lines):
+                without = ",".join(
+                    "0" if each == name else share
+                    for each, share in zip(NAMES, split.split(","), strict=False)
+                )
                 _log.warning(
-                    "%s comes from %s; the share that split %r leaves for it is not used",
-                    *(name, path, split),
+                    "%s comes from %s, so no split takes the documents that split %r leaves for "
+                    "it; to train on them, set train.split to %s",
+                    *(name, path, split, without),
                 )
 
     @property
