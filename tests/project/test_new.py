@@ -160,7 +160,8 @@ def test_sizes_follow_from_the_text(home: Path) -> None:
 MISTAKES = {
     ("full", "a.jsonl"): "full: a folder that is not empty; name a new folder",
     ("a.jsonl", "a.jsonl"): "a.jsonl: a file is there; name a new folder",
-    ("{x}", "a.jsonl"): "{x}: braces are wildcards of Snakemake",
+    ("{x}", "a.jsonl"): "{x}: has a brace, which Snakemake reads as a wildcard; name another",
+    ("a\tb", "a.jsonl"): "a\\tb': has a character that does not print; name another folder",
     ("p",): "FILES is missing; name your raw files, their folder or a pattern",
     ("p", "none.jsonl"): "none.jsonl: no such file or folder; fix the path",
     ("p", "*.none"): "*.none: matches no files; fix the path or pattern",

@@ -282,8 +282,11 @@ def lines(name: str, found: list[Suggestion], *, allocation: Allocation) -> list
 
 def _seconds(seconds: float) -> str:
     """A time in a unit that fits: 47.29 s, 12.30 ms, 49.83 µs."""
-    unit, size = next(pair for pair in (("s", 1), ("ms", 1e-3), ("µs", 0)) if seconds >= pair[1])
-    return f"{seconds / (size or 1e-6):,.2f} {unit}"
+    if seconds >= 1:
+        return f"{seconds:,.2f} s"
+    if seconds >= 1e-3:
+        return f"{seconds * 1e3:,.2f} ms"
+    return f"{seconds * 1e6:,.2f} µs"
 
 
 def _yaml(value: Any) -> str:

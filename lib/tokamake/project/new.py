@@ -72,10 +72,13 @@ def _check_folder(folder: Path, name: Path) -> None:
         raise UserError(f"{name}: a file is there; name a new folder")
     if folder.is_dir() and any(folder.iterdir()):
         raise UserError(f"{name}: a folder that is not empty; name a new folder")
-    if not str(folder).isprintable() or {*"{}"} & {*str(folder)}:
+    if not str(folder).isprintable():
         raise UserError(
-            f"{name}: braces are wildcards of Snakemake, and other signs do not print; name "
-            "another folder"
+            f"{str(folder)!r}: has a character that does not print; name another folder"
+        )
+    if {*"{}"} & {*str(folder)}:
+        raise UserError(
+            f"{folder}: has a brace, which Snakemake reads as a wildcard; name another folder"
         )
 
 
