@@ -16,7 +16,7 @@ TESTED_THROUGH = {
     # Data, runs and text of an estimate, against a workflow that is built.
     "estimate/test_layouts.py": ["runtime/accelerators"],
     "workflow/test_estimate.py": [
-        *("estimate/data", "estimate/run", "estimate/text", "estimate/workflow"),
+        *("estimate/data", "estimate/run", "estimate/text"),
     ],
     "run/test_run.py": ["run/snakemake_process"],
     "status/test_status.py": ["status/overview"],
