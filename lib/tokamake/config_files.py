@@ -144,8 +144,13 @@ def parse_yaml(text: str, path: str) -> Any:
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         _refuse_deep_nesting(text, path)
-        _refuse_duplicate_keys(yaml.compose(text, loader), path)
-        value = yaml.load(text, loader)
+        opened = loader(text)
+        try:
+            node = opened.get_single_node()
+            _refuse_duplicate_keys(node, path)
+            value = None if node is None else opened.construct_document(node)
+        finally:
+            opened.dispose()
     except yaml.MarkedYAMLError as error:
         raise UserError(_syntax_error(error, text.splitlines(), path=path)) from None
     except (yaml.YAMLError, ValueError, LookupError, TypeError, AttributeError) as error:

@@ -9,7 +9,9 @@ import yaml
 
 from tests.support.finished_run import RUN
 from tokamake.config.data_set import DEFAULT
+from tokamake.config.resolved_run import Run, read_run
 from tokamake.data.indexed.manifest import write_manifest
+from tokamake.status import runs
 from tokamake.status.runs import Origin, read_origin
 
 PREFIX = "merged/web-0000_text_document"
@@ -63,3 +65,27 @@ def test_a_damaged_dataset_is_not_replaced(tmp_path: Path) -> None:
     write_dataset(tmp_path / "results/data", sha256="another", time=200)
     (tmp_path / f"results/data/{PREFIX}.json").write_text("{}")
     assert read_origin(tmp_path, "big").replaced == []
+
+
+@pytest.mark.parametrize("flow", [False, True])
+def test_steps_are_read_without_a_check_of_all_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flow: bool
+) -> None:
+    """The settings of hundreds of runs take seconds; a file in another style is read in full."""
+    write_run(tmp_path)
+    text = yaml.safe_dump({**RUN, "run": "big"}, default_flow_style=flow, sort_keys=False)
+    (tmp_path / "results/big/run.yaml").write_text(text)
+    metrics = tmp_path / "results/big/training/metrics.jsonl"
+    metrics.parent.mkdir()
+    metrics.write_text(json.dumps({"step": 0, "validation_loss": 7.0}) + "\n")
+    checked: list[Path] = []
+
+    def read(path: Path) -> Run:
+        checked.append(path)
+        return read_run(path)
+
+    monkeypatch.setattr(runs, "read_run", read)
+    training = runs.read_training(tmp_path, "big", now=0)
+    assert training is not None
+    assert training.steps == read_run(tmp_path / "results/big/run.yaml").train.train_steps
+    assert len(checked) == flow

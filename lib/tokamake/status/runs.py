@@ -1,5 +1,6 @@
 """Training progress of a run from its metrics.jsonl, and its origin: data folder and parent."""
 
+import re
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 from tokamake import files
 from tokamake.checkpoint.native.resume_state import newest_state, run_since_change
 from tokamake.config.data_set import DataSet
-from tokamake.config.resolved_run import Run, read_run
+from tokamake.config.resolved_run import read_run
 from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.indexed.paths import manifest_path
 from tokamake.errors import UserError
@@ -24,6 +25,8 @@ _VALIDATION = "validation_loss"
 """Prefix of the keys of validation losses; the name of a split follows after a slash."""
 _METRIC = "validation_"
 """Prefix of the keys of other measurements of validations."""
+_STEPS = re.compile(r"^train:\n(?:  .*\n)*?  train_steps: (\d+)$", re.MULTILINE)
+"""Steps of a run.yaml as `resolve` writes it."""
 _LATEST = 20
 """Number of last lines for the median speed."""
 
@@ -66,7 +69,7 @@ def read_training(folder: Path, run: str, *, now: float) -> TrainingProgress | N
     path = folder / f"results/{run}/training" / metrics.FILE
     if not settings.exists() or not path.exists():
         return None
-    steps = _num_steps(read_run(settings), path.parent)
+    steps = _num_steps(settings, path.parent)
     lines = _lines(path)
     latest = [line for line in lines if "loss" in line][-_LATEST:]
     step = latest[-1]["step"] if latest else 0
@@ -134,12 +137,18 @@ def described(training: TrainingProgress) -> str:
     return ", ".join(parts)
 
 
-def _num_steps(run: Run, output: Path) -> int:
+def _num_steps(settings: Path, output: Path) -> int:
     """Steps of a run; a change of the batch size gives it another number of them."""
     try:
         state, _ = newest_state(output)
     except UserError:  # no checkpoint yet, or a damaged one
         state = None
+    has_changed = state is not None and bool(state.lineage)
+    # The settings of hundreds of runs take seconds to check, and only one of them counts.
+    text = "" if has_changed else settings.read_text(encoding="utf-8", errors="replace")
+    if stated := _STEPS.search(text):
+        return int(stated[1])
+    run = read_run(settings)
     return (run_since_change(run, state) if state else run).train.train_steps
 
 
