@@ -1,4 +1,4 @@
-"""Time and memory of finished jobs, from Snakemake's benchmarks."""
+"""Time and memory of jobs, from Snakemake's benchmarks, and from the records of trainings."""
 
 import csv
 from collections.abc import Iterator
@@ -10,6 +10,7 @@ import pandas as pd
 from tokamake.errors import UserError
 from tokamake.files import read_json
 from tokamake.results.frames import Row, frame
+from tokamake.results.starts import stopped_seconds
 
 _COLUMNS = {
     **{"data_set": "string", "run": "string", "stage": "string", "job": "string"},
@@ -19,15 +20,17 @@ _RANKED = ("train", "finetune")
 
 
 def costs(*folders: str | Path) -> pd.DataFrame:
-    """Finished jobs of results folders: a row for each line of its benchmark.
+    """Jobs of results folders: finished ones, and trainings that were stopped or still run.
 
-    Snakemake writes a line for the last, successful attempt; a rule may ask for repeats.
+    Snakemake's benchmark of a job has a line for the last, successful attempt; a rule may ask for
+    repeats. A training that did not reach its end has none: its time is from the first to the last
+    record that it wrote for TensorBoard.
 
     | column | dtype | meaning |
     |---|---|---|
     | data_set | string | data folder; missing: the default one, or the job of a run |
     | run | string | missing: the job belongs to no run |
-    | stage, job | string | rule, and the path of its benchmark |
+    | stage, job | string | rule, and its benchmark; RUN/unfinished: a training without one |
     | seconds | float64 | wall time |
     | nodes | Int64 | hosts of the last training of the run; 1 for other stages |
     | node_hours | float64 | seconds × nodes / 3600 |
@@ -46,6 +49,8 @@ def costs(*folders: str | Path) -> pd.DataFrame:
         root, nodes = folder / "benchmarks", dict[str, int]()
         for path in sorted(root.rglob("*.tsv")):
             rows += _rows(path, root, nodes=nodes)
+        for run in sorted(path.parent for path in folder.glob("*/run.yaml")):
+            rows += _unfinished(run)
     return frame(rows, _COLUMNS)
 
 
@@ -68,6 +73,16 @@ def _rows(path: Path, root: Path, *, nodes: dict[str, int]) -> Iterator[Row]:
                 hours = seconds * row["nodes"] / 3600
                 known = {"max_rss_mb": float(memory)} if memory not in ("NA", "-", "") else {}
                 yield row | {"seconds": seconds, "node_hours": hours} | known
+
+
+def _unfinished(run: Path) -> Iterator[Row]:
+    """A row for each training of a run that did not reach its end."""
+    nodes = num_hosts(run)
+    stage = "finetune" if (run / "start").is_dir() else "train"
+    for seconds in stopped_seconds(run):
+        place = {"run": run.name, "stage": stage, "job": f"{run.name}/unfinished"}
+        hours = seconds * nodes / 3600
+        yield {**place, "seconds": seconds, "nodes": nodes, "node_hours": hours}
 
 
 def num_hosts(run: Path) -> int:

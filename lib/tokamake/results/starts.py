@@ -43,26 +43,69 @@ def starts(*folders: str | Path) -> pd.DataFrame:
     return frame(rows, _COLUMNS)
 
 
+def stopped_seconds(folder: Path) -> list[float]:
+    """Times of a run's trainings that did not reach their end, from first to last record.
+
+    Their jobs were stopped or killed, or have not ended yet; Snakemake measures none of them.
+    """
+    sessions = [*_sessions(folder)]
+    if not sessions:
+        return []
+    ends = ("train.json", "finetune.json", f"train.{sessions[-1].last}.json")
+    has_ended = any((folder / name).is_file() for name in ends)
+    return [
+        session.end - session.begin
+        for session, is_whole in zip(
+            sessions, [*(after.is_planned for after in sessions[1:]), has_ended], strict=True
+        )
+        if not is_whole
+    ]
+
+
 def _starts(folder: Path) -> Iterator[Row]:
+    for session in _sessions(folder):
+        if session.step is not None:
+            yield {
+                **{"run": folder.name, "step": session.step, "lost_steps": session.lost},
+                "time": pd.Timestamp(session.begin, unit="s", tz="UTC"),
+                "is_planned": session.is_planned,
+            }
+
+
+class _Session(NamedTuple):
+    """A job that trains, by its file."""
+
+    begin: int
+    end: float
+    """Times in seconds: of the file, and of its last record."""
+    step: int | None
+    """Finished steps in the checkpoint that it continues; None: it begins."""
+    last: int
+    """Last step that it or an earlier job has recorded."""
+    lost: int
+    is_planned: bool
+
+
+def _sessions(folder: Path) -> Iterator[_Session]:
+    """Jobs of a run that have trained, by time."""
     paths = (folder / "training/tensorboard").glob("events.out.tfevents.*")
     by_time = sorted((int(path.name.split(".")[3]), path) for path in paths)
     last = 0
-    for seconds, path in by_time:
+    for begin, path in by_time:
         events = [*_events(path)] if path.stat().st_size <= _MAX_BYTES else []
         # Before its records, a job that continues tells TensorBoard to forget later steps.
         start = next((place for place, event in enumerate(events[:4]) if event.is_start), 0)
-        if start and last > 0:
-            step = events[start].step - 1
-            yield {
-                **{"run": folder.name, "step": step, "lost_steps": max(0, last - step)},
-                "time": pd.Timestamp(seconds, unit="s", tz="UTC"),
-                "is_planned": (folder / f"train.{step}.json").is_file() and last <= step,
-            }
+        step = events[start].step - 1 if start and last > 0 else None
+        lost = 0 if step is None else max(0, last - step)
+        is_planned = step is not None and not lost and (folder / f"train.{step}.json").is_file()
         last = max((event.step for event in events[start + 1 :]), default=0) or last
+        end = events[-1].time if events else 0.0
+        yield _Session(begin, max(end, begin), step, last, lost, is_planned)
 
 
 class _Event(NamedTuple):
     step: int
+    time: float
     is_start: bool
     """Whether it marks the start of a session."""
 
@@ -83,6 +126,7 @@ def _events(path: Path) -> Iterator[_Event]:
 def _event(event: bytes) -> _Event:
     """Parse a serialized Event: field 1 is its time, 2 its step, and 7 the start of a session."""
     place = 9 if event[:1] == b"\x09" else 0
+    time = struct.unpack_from("<d", event, 1)[0] if place else 0.0
     step = shift = 0
     if event[place : place + 1] == b"\x10":
         for byte in event[place + 1 : place + 11]:
@@ -91,4 +135,4 @@ def _event(event: bytes) -> _Event:
             if not byte & 0x80:
                 break
         place += 1 + shift // 7
-    return _Event(step, event[place : place + 1] == b"\x3a")
+    return _Event(step, time, event[place : place + 1] == b"\x3a")

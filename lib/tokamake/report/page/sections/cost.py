@@ -43,6 +43,7 @@ def render(contents: PageContents) -> str:
         [*map(str, shown.index)],
         {"node-hours": [*shown["node_hours"]]},
         axes=Axes("stage", "node-hours", y_form="0.[0000]"),
-        note="Last attempts of finished jobs. Memory is the largest of a job on its first node.",
+        note="Finished jobs, and trainings that were stopped. Stopped jobs of other stages are not "
+        "measured. Memory is the largest of a job on its first node.",
     )
     return f'<div class="plots">{figure}</div>' + html_pages.table(header, rows, total)

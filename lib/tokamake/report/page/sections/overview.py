@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 
-from tokamake import results
 from tokamake.report import html_pages
 from tokamake.report.describe_run import (
     best_checkpoint,
@@ -114,8 +113,8 @@ def _tiles(contents: PageContents, best: Any, *, spent: pd.DataFrame) -> str:
     validation = _or(best.validation_loss, _latest(contents, best.run, "validation_loss"))
     tokens = _or(best.consumed_tokens, _latest(contents, best.run, "consumed_tokens"))
     speed = _or(best.tokens_per_second, _latest(contents, best.run, "tokens_per_second"))
+    own = spent[spent["run"] == best.run]
     is_data = spent["run"].isna() & (spent["data_set"] == best.data_set)
-    own = spent[is_data | (spent["run"] == best.run)]
     run = contents.settings.get(best.run)
     unit = unit_of(run) if run and validation is not None else ""
     split = (contents.read(best.run, "evaluate.json") or {}).get("split", "test")
@@ -133,7 +132,7 @@ def _tiles(contents: PageContents, best: Any, *, spent: pd.DataFrame) -> str:
         (
             "node-hours",
             cell(own["node_hours"].sum(), ".3g") if len(own) else "–",
-            _spent(contents, best.run, own=own),
+            _spent(own, data=spent[is_data]["node_hours"].sum()),
         ),
     ]
     items = "".join(
@@ -144,18 +143,12 @@ def _tiles(contents: PageContents, best: Any, *, spent: pd.DataFrame) -> str:
     return f'<dl class="tiles">{items}</dl>'
 
 
-def _spent(contents: PageContents, name: str, *, own: pd.DataFrame) -> str:
-    """Parts of a run's node-hours. Snakemake's benchmarks omit jobs that were stopped."""
-    hours = own[own["run"] == name].groupby("stage")["node_hours"].sum()
+def _spent(own: pd.DataFrame, *, data: float) -> str:
+    """Share of training in a run's node-hours, and the node-hours of its data folder."""
+    hours = own.groupby("stage")["node_hours"].sum()
     if "train" not in hours:
         return ""
-    data = own[own["run"].isna()]["node_hours"].sum()
-    starts = results.starts(contents.folders[name])
-    return (
-        f"{hours['train']:.3g} of them training"
-        f"{f', {data:.3g} data' if data else ''}"
-        f"{'' if starts['is_planned'].all() else '; without jobs that were stopped'}"
-    )
+    return f"{hours['train']:.3g} of them training" + (f"; the data: {data:.3g} more" * bool(data))
 
 
 def _validated(contents: PageContents, name: str) -> str:
