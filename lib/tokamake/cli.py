@@ -189,13 +189,7 @@ def _run(stage: str, arguments: list[str]) -> None:
             run(*bound.args, **bound.kwargs)
     except CycloptsError as error:
         note_failure(error)
-        command = f"tokamake {title(stage)}{' NAME' * (stage in TASK_FOLDERS)}".strip()
-        fault = (
-            _missing_options(app, stage, error=error)
-            or _unused_words(app, stage, error=error)
-            or _one_line(str(error), is_missing=not getattr(error, "keyword", ""))
-        )
-        _fail(stage, f"{fault} See `{command} --help`.", status=EXIT_USER_ERROR)
+        _fail(stage, _fault(app, stage, error=error), status=EXIT_USER_ERROR)
     except UserError as error:
         note_failure(error)
         if not error.among_ranks:
@@ -222,6 +216,17 @@ def _run(stage: str, arguments: list[str]) -> None:
         if not is_out_of_memory(error):
             raise
         _fail(stage, f"out of memory: {str(error) or 'of this host'}; {_MORE_MEMORY}", status=1)
+
+
+def _fault(app: "App", stage: str, *, error: "CycloptsError") -> str:
+    """Message about words that the command line does not understand."""
+    command = f"tokamake {title(stage)}{' NAME' * (stage in TASK_FOLDERS)}".strip()
+    fault = (
+        _missing_options(app, stage, error=error)
+        or _unused_words(app, stage, error=error)
+        or _one_line(str(error), is_missing=not getattr(error, "keyword", ""))
+    )
+    return f"{fault} See `{command} --help`."
 
 
 def _missing_options(app: "App", stage: str, *, error: "CycloptsError") -> str:
