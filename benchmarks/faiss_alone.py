@@ -12,7 +12,7 @@ import numpy as np
 
 from tokamake.retrieval.faiss_index import usable_cores
 
-NUM_CLUSTERS = 2000
+_NUM_CLUSTERS = 2000
 NPROBE = 16
 
 Times = tuple[float, float]
@@ -36,6 +36,20 @@ def read_options(description: str | None, counted: str) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--work", type=Path, default=Path("benchmark-work"), help="scratch folder")
     return parser.parse_args()
+
+
+class Clusters:
+    """Draws vectors near random centers, as vectors of texts are."""
+
+    def __init__(self, seed: int, dimension: int) -> None:
+        self._draw = np.random.default_rng(seed)
+        self._centers = self._draw.standard_normal((_NUM_CLUSTERS, dimension), dtype=np.float32)
+
+    def draw(self, number: int) -> Any:
+        """(number, dimension) vectors."""
+        shape = (number, self._centers.shape[1])
+        noise = self._draw.standard_normal(shape, dtype=np.float32)
+        return self._centers[self._draw.integers(_NUM_CLUSTERS, size=number)] + 0.5 * noise
 
 
 def take_turns(

@@ -15,15 +15,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from faiss_alone import (
-    NPROBE,
-    NUM_CLUSTERS,
-    Times,
-    read_options,
-    search_alone,
-    seconds,
-    take_turns,
-)
+from faiss_alone import NPROBE, Clusters, Times, read_options, search_alone, seconds, take_turns
 
 from tokamake.data.indexed.dataset import DatasetWriter
 from tokamake.data.samples.document_samples import DocumentSamples
@@ -82,16 +74,14 @@ def write_vectors(folder: Path, options: argparse.Namespace) -> None:
     samples = opened(ChunkedSamples, folder)
     table = first_chunks(samples._dataset(0), chunk_length=_CHUNK, eod=_EOD)
     write_table(folder / f"chunks/{_NAME}.json", table, facts=facts)
-    draw = np.random.default_rng(1)
-    centers = draw.standard_normal((NUM_CLUSTERS, options.dimension), dtype=np.float32)
+    clusters = Clusters(1, options.dimension)
     given: dict[str, dict[str, Any]] = {
         f"vectors/{_NAME}": {"chunks": facts["request"]},
         "asked": {"samples": samples.samples_digest(0)},
     }
     numbers = (int(table[-1]), samples.num_drawn(0) * samples.num_chunks)
     for (name, made_from), number in zip(given.items(), numbers, strict=True):
-        noise = draw.standard_normal((number, options.dimension), dtype=np.float32)
-        vectors = centers[draw.integers(NUM_CLUSTERS, size=number)] + 0.5 * noise
+        vectors = clusters.draw(number)
         vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
         manifest = folder / name / "0.json"
         with new_shard(

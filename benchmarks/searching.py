@@ -12,15 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from faiss_alone import (
-    NPROBE,
-    NUM_CLUSTERS,
-    Times,
-    read_options,
-    search_alone,
-    seconds,
-    take_turns,
-)
+from faiss_alone import NPROBE, Clusters, Times, read_options, search_alone, seconds, take_turns
 
 from tokamake.retrieval.embeddings import new_shard, open_embeddings
 from tokamake.retrieval.found import read_found
@@ -41,20 +33,14 @@ def main() -> None:
 
 def write_vectors(options: argparse.Namespace) -> Path:
     """Write vectors of clusters as shards, and queries near some of them."""
-    draw = np.random.default_rng(0)
-    centers = draw.standard_normal((NUM_CLUSTERS, options.dimension), dtype=np.float32)
-
-    def near(number: int) -> Any:
-        noise = draw.standard_normal((number, options.dimension), dtype=np.float32)
-        return centers[draw.integers(NUM_CLUSTERS, size=number)] + 0.5 * noise
-
+    clusters = Clusters(0, options.dimension)
     folder: Path = options.work / "vectors"
     for start in range(0, options.vectors, _SHARD):
         number = min(_SHARD, options.vectors - start)
         manifest = folder / f"{start:09}.json"
         with new_shard(manifest, dimension=options.dimension, made_from={}) as shard:
-            shard.append(np.arange(start, start + number), near(number))
-    np.save(options.work / "queries.npy", near(options.queries))
+            shard.append(np.arange(start, start + number), clusters.draw(number))
+    np.save(options.work / "queries.npy", clusters.draw(options.queries))
     return folder
 
 
