@@ -73,6 +73,43 @@ def test_the_order_of_all_vectors_is_exact(
     np.testing.assert_array_equal(found.ids, order)
 
 
+@FAISS
+def test_faiss_gpu_searches_a_copy_of_the_index(
+    embeddings: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A stand-in for faiss-gpu: no GPU is needed, and none proves it."""
+    import faiss
+
+    copied, first = list[int](), np.empty(0)
+
+    def copy(index: Any) -> Any:
+        lists = faiss.try_extract_index_ivf(index)
+        if lists is None:
+            raise RuntimeError("Error in f at g:1: This index type is not implemented on GPU.")
+        copied.append(lists.nprobe)
+        return faiss.clone_index(index)
+
+    monkeypatch.setattr(faiss, "index_cpu_to_all_gpus", copy)
+    for factory, nprobe, k, num_gpus, note in (
+        ("IVF8,Flat", 4, 9, 0, ""),
+        ("IVF8,Flat", 4, 9, 2, "searches on 2 GPUs\n"),
+        ("IVF8,Flat", 4, 2049, 2, ""),
+        ("HNSW8", 0, 9, 1, "searches without a GPU: FAISS cannot copy the index there (This"),
+    ):
+        index_blocks(embeddings, output=Path("index.json"), factory=factory)
+        monkeypatch.setattr(faiss, "get_num_gpus", lambda number=num_gpus: number)
+        copied.clear()
+        capsys.readouterr()
+        Path("found.json").unlink(missing_ok=True)
+        found = found_by(index=Path("index.json"), top_k=k, nprobe=nprobe)
+        assert note in (out := capsys.readouterr().out)
+        assert ("GPU" in out) == bool(note)
+        assert copied == [nprobe] * ("2 GPUs" in note)
+        if "2 GPUs" in note:
+            np.testing.assert_array_equal(found.ids, first)
+        first = found.ids
+
+
 def test_shards_do_not_change_a_search(embeddings: Path) -> None:
     whole = write_embeddings(Path("whole"), VECTORS, first_id=FIRST_ID)
     found_by(embeddings=embeddings, top_k=9)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from tokamake.errors import UserError
 from tokamake.retrieval.embeddings import Ids, Vectors
+from tokamake.runtime.console import counted
 
 EXAMPLES = "Flat, IVF1024,Flat, HNSW32, IVF1024,PQ16 or OPQ16_64,IVF1024_HNSW32,PQ16"
 WANTED_PER_CENTROID = 39
@@ -22,6 +23,8 @@ MOST_PER_CENTROID = 256
 """Vectors for each centroid above which FAISS takes a sample of them (faiss/Clustering.h)."""
 TRAINED_WITHOUT_CENTROIDS = 2**16
 """Vectors from which PCA or a scalar quantizer learn."""
+_MOST_ON_GPU = 2048
+"""Largest k and nprobe of FAISS on a GPU (faiss/gpu: getMaxKSelection)."""
 _BLOCK_VALUES = 2**24
 """Values of the fp32 vectors that are added at once: 64 MiB."""
 
@@ -194,6 +197,28 @@ def set_parameter(index: Any, parameter: str, *, value: int, factory: str, optio
         raise UserError(
             f"{option}: an index {factory} has no {parameter}; leave the option out"
         ) from None
+
+
+def on_gpus(index: Any, *, most: int) -> Any:
+    """Copy an index to all GPUs, if faiss-gpu is installed and finds any; else return it.
+
+    FAISS has no graphs for GPUs; these stay on the CPU, as does an index that needs more memory.
+
+    Args:
+        index: with its parameters, which the copy has, too.
+        most: the larger one of k and nprobe.
+    """
+    faiss = load_faiss()
+    number = faiss.get_num_gpus()
+    if not number or most > _MOST_ON_GPU:
+        return index
+    try:
+        copied = faiss.index_cpu_to_all_gpus(index)
+    except RuntimeError as error:
+        print(f"searches without a GPU: FAISS cannot copy the index there ({_reason(error)})")
+        return index
+    print(f"searches on {counted(number, 'GPU')}")
+    return copied
 
 
 def _reason(error: Exception) -> str:

@@ -63,7 +63,7 @@ def find_neighbors(
     check_not_negative({"--nprobe": nprobe, "--ef-search": ef_search, "--workers": workers})
     given = {"nprobe": nprobe, "efSearch": ef_search}
     parameters = {name: value for name, value in given.items() if value}
-    searched = SearchedIndex(chunks, parameters=parameters, workers=workers)
+    searched = SearchedIndex(chunks, parameters=parameters, workers=workers, uses_gpus=True)
     _check_numbers(searched, num_found=num_found, num_kept=num_kept)
     database = ChunkDatabase(chunks, data_root=data_root)
     samples = ChunkedSamples(index, split=split, data_root=data_root)

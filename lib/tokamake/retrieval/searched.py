@@ -55,14 +55,23 @@ class SearchedEmbeddings:
 class SearchedIndex:
     """An index of FAISS."""
 
-    def __init__(self, manifest: Path, *, parameters: dict[str, int], workers: int) -> None:
+    def __init__(
+        self,
+        manifest: Path,
+        *,
+        parameters: dict[str, int],
+        workers: int,
+        uses_gpus: bool = False,
+    ) -> None:
         """Open an index.
 
         Args:
             manifest: of `index-blocks`.
             parameters: of FAISS, by name.
             workers: threads; 0: all cores.
+            uses_gpus: whether faiss-gpu, if it is installed, searches on all GPUs of the machine.
         """
+        self._uses_gpus = uses_gpus
         facts = read_product(manifest, INDEX_KIND, remedy=REMEDY)
         self.path, self._workers = manifest, workers or faiss_index.usable_cores()
         self.num_vectors, self.dimension = facts["num_vectors"], facts["dimension"]
@@ -71,18 +80,26 @@ class SearchedIndex:
             "index": {"factory": facts["factory"], "hashes": facts["hashes"], **parameters},
         }
         self._parameters = parameters
+        self._copies = dict[int, Any]()
 
     def find(self, queries: Vectors, *, k: int) -> Result:
         """Search the index, some queries at a time."""
-        index = self._index
         ids = np.empty((len(queries), k), np.int64)
         scores = np.empty((len(queries), k), np.float32)
+        searched = self._on_gpus(k) if self._uses_gpus else self._index
         with faiss_index.num_threads(self._workers):
             for start in range(0, len(queries), _QUERIES):
                 part = slice(start, start + _QUERIES)
-                scores[part], ids[part] = index.search(queries[part], k)
+                scores[part], ids[part] = searched.search(queries[part], k)
         scores[ids < 0] = -np.inf
         return ids, scores
+
+    def _on_gpus(self, k: int) -> Any:
+        """The index on GPUs, where there are any, for a search of k vectors."""
+        if k not in self._copies:
+            most = max(k, self._parameters.get("nprobe", 0))
+            self._copies = {k: faiss_index.on_gpus(self._index, most=most)}
+        return self._copies[k]
 
     @cached_property
     def _index(self) -> Any:
@@ -110,7 +127,7 @@ def open_searched(
             option = _OPTIONS[next(iter(parameters))]
             raise UserError(f"{option}: without --index, the search is exact; leave the option out")
         return SearchedEmbeddings(embeddings, shards=shards)
-    searched = SearchedIndex(index, parameters=parameters, workers=workers)
+    searched = SearchedIndex(index, parameters=parameters, workers=workers, uses_gpus=True)
     if embeddings:
         stored = open_embeddings(embeddings, shards=shards).facts["shards"]
         if stored != searched.facts["embeddings"]["shards"]:
