@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from tests.support.llamas import ARCHITECTURES, reference
 from tests.support.runs import make_run, prepare, train_here
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import list_files, open_any
-from tokamake.checkpoint.load_model import load_model, tokenizer_of
+from tokamake.checkpoint.load_model import load_model, tokenizer_of, tokenizer_of_run
 from tokamake.config.resolved_run import read_run, write_run
 from tokamake.errors import UserError
 
@@ -95,6 +96,28 @@ def test_without_any_tokenizer_the_option_is_named(trained: Path, tmp_path: Path
     (run / "training/global_step6/run.yaml").unlink()
     with pytest.raises(UserError, match=r"has no tokenizer; name one with --tokenizer"):
         tokenizer_of(open_any(run), None)
+
+
+def test_the_run_of_a_finetuned_model_names_its_tokenizer(
+    trained: Path, sampled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its checkpoints have no run.yaml; the run's is in the folder above."""
+    monkeypatch.chdir(sampled)
+    folder = with_tokenizer(trained, tmp_path, None)
+    (folder / "training").rename(folder / "finetuned")
+    newest = folder / "finetuned/global_step6"
+    (newest / "run.yaml").unlink()
+    named = {"finetune": {}, "tokenizer": "results/tokenizer", "output": "results/run/training"}
+    (folder / "run.yaml").write_text(yaml.safe_dump(named))
+    checkpoint = open_any(folder / "finetuned")
+    with pytest.raises(UserError, match=r"has no tokenizer; name one with this setting"):
+        tokenizer_of(checkpoint, None, option="this setting")
+    (newest / "finetune.json").write_text("{}")
+    message = r"names the tokenizer results/tokenizer, which is missing; name it with --embedder-t"
+    with pytest.raises(UserError, match=message):
+        tokenizer_of(checkpoint, None, option="--embedder-tokenizer")
+    shutil.copytree(sampled / "tokenizer", tmp_path / "results/tokenizer")
+    assert tokenizer_of_run(checkpoint) == tmp_path / "results/tokenizer"
 
 
 def test_the_tokenizer_beside_the_weights_counts(sampled: Path, tmp_path: Path) -> None:

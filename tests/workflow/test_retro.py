@@ -111,6 +111,11 @@ def test_a_tokenizer_that_does_not_fit_the_embedder_is_refused(
     ):
         with pytest.raises(UserError, match=rf"train.retro.embedder_tokenizer: .*{message}"):
             RetroRules(read(embedder_tokenizer=str(path))).check()
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        Path("bert", name).unlink(missing_ok=True)
+    message = r"train.retro.embedder_tokenizer: bert: has no tokenizer; name one with this setting$"
+    with pytest.raises(UserError, match=message):
+        RetroRules(read()).check()
 
 
 @pytest.mark.parametrize(

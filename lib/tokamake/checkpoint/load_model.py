@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tokamake.checkpoint.detect import suggesting_other_step
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
+from tokamake.config_files import read_yaml
 from tokamake.data.tokenizers import Tokenizer, open_tokenizer
 from tokamake.errors import UserError
 
@@ -69,9 +70,15 @@ def run_of(checkpoint: Checkpoint) -> "Run | None":
     return read_run(path)
 
 
-def tokenizer_of(checkpoint: Checkpoint, given: Path | None) -> Tokenizer:
-    """Open a model's tokenizer: the given one, else the weights' own, else run.yaml's."""
-    path = given or stated_tokenizer(checkpoint)
+def tokenizer_of(
+    checkpoint: Checkpoint, given: Path | None, *, option: str = "--tokenizer"
+) -> Tokenizer:
+    """Open a model's tokenizer: the given one, else the weights' own, else run.yaml's.
+
+    Args:
+        option: name of the option or setting that gives it, for messages.
+    """
+    path = given or stated_tokenizer(checkpoint, option)
     tokenizer = open_tokenizer(path)
     vocab_size = checkpoint.architecture.vocab_size or 0
     if vocab_size < tokenizer.vocab_size:
@@ -107,31 +114,47 @@ def end_tokens(checkpoint: Checkpoint, tokenizer: Tokenizer) -> frozenset[int]:
 
 def tokenizer_of_run(checkpoint: Checkpoint) -> Path | None:
     """The tokenizer that a checkpoint's run.yaml names; None: it names none, or it is lost."""
-    run = run_of(checkpoint)
-    if not run or not run.tokenizer:
-        return None
-    places = _places(run.tokenizer, run, checkpoint=checkpoint)
+    stated = _named_by_run(checkpoint)
+    places = _places(*stated, checkpoint=checkpoint) if stated else ()
     return next((path for path in places if path.exists()), None)
 
 
-def stated_tokenizer(checkpoint: Checkpoint) -> Path:
-    """A model's tokenizer: the weights' own, else run.yaml's."""
+def _named_by_run(checkpoint: Checkpoint) -> tuple[Path, Path] | None:
+    """The tokenizer that the run of a checkpoint names, and the folder of the checkpoint there."""
+    if run := run_of(checkpoint):
+        return (run.tokenizer, run.output) if run.tokenizer else None
+    # Checkpoints of a finetuning have no run.yaml; the run's is in the folder above them.
+    folder = checkpoint.path.resolve().parent
+    path = folder.parent / "run.yaml"
+    if not path.is_file() or not (checkpoint.path / "finetune.json").is_file():
+        return None
+    run = read_yaml(path, "write it again with `tokamake prepare-finetune`")
+    if not isinstance(run, dict) or not {"tokenizer", "output"} <= {*run}:
+        return None
+    return Path(run["tokenizer"]), Path(run["output"]).with_name(folder.name)
+
+
+def stated_tokenizer(checkpoint: Checkpoint, option: str = "--tokenizer") -> Path:
+    """A model's tokenizer: the weights' own, else run.yaml's.
+
+    Args:
+        option: name of the option or setting that gives another one, for messages.
+    """
     if checkpoint.tokenizer:
         return checkpoint.path
     if path := tokenizer_of_run(checkpoint):
         return path
-    run = run_of(checkpoint)
-    if not run or not run.tokenizer:
-        raise UserError(f"{checkpoint.path}: has no tokenizer; name one with --tokenizer")
+    if not (stated := _named_by_run(checkpoint)):
+        raise UserError(f"{checkpoint.path}: has no tokenizer; name one with {option}")
     raise UserError(
-        f"{checkpoint.path}: its run.yaml names the tokenizer {run.tokenizer}, which is missing; "
-        "name it with --tokenizer"
+        f"{checkpoint.path}: its run.yaml names the tokenizer {stated[0]}, which is missing; "
+        f"name it with {option}"
     )
 
 
-def _places(path: Path, run: "Run", *, checkpoint: Checkpoint) -> Iterator[Path]:
+def _places(path: Path, output: Path, *, checkpoint: Checkpoint) -> Iterator[Path]:
     """Where a path of a run.yaml may be: relative to this folder, or to the workflow's."""
     yield path
-    output, folder = run.output.parts, checkpoint.path.resolve().parent.parts
-    if folder[-len(output) :] == output:
-        yield Path(*folder[: -len(output)], path)
+    parts, folder = output.parts, checkpoint.path.resolve().parent.parts
+    if folder[-len(parts) :] == parts:
+        yield Path(*folder[: -len(parts)], path)

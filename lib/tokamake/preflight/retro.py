@@ -16,7 +16,7 @@ def check_embedder(path: Path | None, tokenizer: Path | None, *, where: str) -> 
     """Refuse a path that is no BERT and no biencoder, and a tokenizer that does not fit it.
 
     Args:
-        tokenizer: of the model; None: the one beside its weights.
+        tokenizer: of the model; None: the one beside its weights, or of the run that trained it.
         where: section of both settings, for messages.
     """
     with naming(f"{where}.embedder"):
@@ -29,7 +29,7 @@ def check_embedder(path: Path | None, tokenizer: Path | None, *, where: str) -> 
                 "ict trains"
             )
     with naming(f"{where}.embedder_tokenizer"):
-        opened = tokenizer_of(checkpoint, tokenizer)
+        opened = tokenizer_of(checkpoint, tokenizer, option="this setting")
         special_tokens(opened, ("cls", "sep"), path=tokenizer or path)
 
 

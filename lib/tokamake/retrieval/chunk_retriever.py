@@ -30,7 +30,7 @@ class NeighborOptions:
     embedder: Path | None = None
     """Model that embedded these chunks."""
     embedder_tokenizer: Path | None = None
-    """Tokenizer of that model; by default, the tokenizer beside its weights."""
+    """Tokenizer of that model; by default, the tokenizer beside its weights, or of its run."""
     num_neighbors: int = 2
     """Neighbors of a chunk."""
     retrieved_chunks: int = 2
@@ -148,6 +148,7 @@ class ChunkRetriever:
             options.embedder,
             "chunk",
             tokenizer=options.embedder_tokenizer,
+            tokenizer_option="--embedder-tokenizer",
             options=EmbeddingOptions(batch_size=batch_size),
             peers=Peers(ALONE, peers.device),
         )

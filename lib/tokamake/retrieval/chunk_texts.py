@@ -70,6 +70,7 @@ def write_vectors(
         embedding.checkpoint,
         "chunk",
         tokenizer=embedding.checkpoint_tokenizer,
+        tokenizer_option="--checkpoint-tokenizer",
         options=EmbeddingOptions(batch_size=embedding.batch_size),
         output=output,
     ) as embedder:

@@ -8,7 +8,8 @@ suffixes: B texts, L tokens, D width of the vectors.
 import hashlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from itertools import islice
+from itertools import groupby, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -59,6 +60,8 @@ class TokenizedText(NamedTuple):
     id: int
     tokens: npt.NDArray[np.int64]
     """(L,) with special tokens."""
+    window: int = 0
+    """Texts of different windows share no batch."""
 
 
 class TextTower:
@@ -162,7 +165,18 @@ class Embedder:
         tokenizer: Path | None,
         options: EmbeddingOptions,
         peers: Peers,
+        tokenizer_option: str = "--tokenizer",
     ) -> None:
+        """Open the model.
+
+        Args:
+            checkpoint: folder of the model.
+            side: side of a pair that it embeds.
+            tokenizer: of the model; None: the one beside its weights, or of its run.
+            options: how the model reads texts.
+            peers: the other ranks.
+            tokenizer_option: name of the option that gives the tokenizer, for messages.
+        """
         if options.batch_size < 1:
             raise UserError(f"--batch-size: {options.batch_size}: give 1 or more")
         self.peers, self._batch_size = peers, options.batch_size
@@ -174,10 +188,10 @@ class Embedder:
                     f"{opened.path}: a model of family {family}; name {bert}a biencoder, which "
                     "objective ict trains"
                 )
-            self.tokenizer = tokenizer_of(opened, tokenizer)
+            self.tokenizer = tokenizer_of(opened, tokenizer, option=tokenizer_option)
             stated = tokenizer_of_run(opened)
             if tokenizer and stated:
-                _check_same(tokenizer, self.tokenizer, stated=stated)
+                _check_same(tokenizer, self.tokenizer, stated=stated, option=tokenizer_option)
             path = tokenizer or opened.path
             self.tokens = special_tokens(self.tokenizer, ("cls", "sep"), path=path)
             self.length = sequence_length_of(opened, options.sequence_length)
@@ -253,14 +267,16 @@ class Embedder:
             dist.broadcast_object_list(found)
         return found[0]
 
-    def tokenized(self, number: int, text: str, *, title: str | None = None) -> TokenizedText:
+    def tokenized(
+        self, number: int, text: str, *, title: str | None = None, window: int = 0
+    ) -> TokenizedText:
         """Tokens of a text with special ones, as the objective ict has them."""
         parts = [text] if title is None else [text, title]
         ids = [np.array(each) for each in self.tokenizer.encode_batch(parts)]
         longest = (self.length - NUM_SPECIAL) // 2
         title_ids = None if title is None else ids[1][:longest]
         framed = with_special_tokens(ids[0], title_ids, tokens=self.tokens, length=self.length)
-        return TokenizedText(number, framed)
+        return TokenizedText(number, framed, window)
 
 
 @contextmanager
@@ -271,18 +287,26 @@ def opened_embedder(
     tokenizer: Path | None,
     options: EmbeddingOptions,
     output: Path,
+    tokenizer_option: str = "--tokenizer",
 ) -> Iterator[Embedder]:
     """Join the other ranks, if there are any, and open the model of a command that embeds."""
     check_name(output)
     with peers() as ranks:
-        yield Embedder(checkpoint, side, tokenizer=tokenizer, options=options, peers=ranks)
+        yield Embedder(
+            checkpoint,
+            side,
+            tokenizer=tokenizer,
+            options=options,
+            peers=ranks,
+            tokenizer_option=tokenizer_option,
+        )
 
 
-def _check_same(given: Path, tokenizer: Tokenizer, *, stated: Path) -> None:
+def _check_same(given: Path, tokenizer: Tokenizer, *, stated: Path, option: str) -> None:
     """Refuse another tokenizer than the one that the run.yaml of a checkpoint names."""
     if tokenizer.fingerprint != open_tokenizer(stated).fingerprint:
         raise UserError(
-            f"--tokenizer: {given}: another tokenizer than {stated}, with which the model was "
+            f"{option}: {given}: another tokenizer than {stated}, with which the model was "
             "trained; leave the option out"
         )
 
@@ -296,6 +320,6 @@ def _digest(weights: dict[str, Tensor]) -> str:
 
 
 def _batched(texts: Iterable[TokenizedText], size: int) -> Iterator[list[TokenizedText]]:
-    iterator = iter(texts)
-    while batch := list(islice(iterator, size)):
-        yield batch
+    for _, window in groupby(texts, key=attrgetter("window")):
+        while batch := list(islice(window, size)):
+            yield batch

@@ -19,7 +19,8 @@ class Section(ObjectiveSection):
     whose tower of blocks counts. A BERT gives the mean of the last states between [CLS] and [SEP].
     """
     embedder_tokenizer: Path | None = None
-    """Tokenizer of that model. Empty: the tokenizer beside its weights."""
+    """Tokenizer of that model. Empty: the tokenizer beside its weights, or of the run that trained
+    it."""
     chunk_length: Annotated[int, Field(ge=1)] = 64
     """Tokens of a chunk; Megatron's --retro-gpt-chunk-length. `sequence_length` is a multiple."""
     neighbors: Annotated[int, Field(ge=1)] = 2
