@@ -1,5 +1,7 @@
 """Vectors of blocks equal transformers' BERT, for any number of ranks and batch size."""
 
+import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from tests.support.hf_folder import from_hf, write
 from tests.support.ranks import spawn
 from tests.support.sentence_data import VOCAB_SIZE, SentenceData, make_titled, sentences_of
 from tokamake.data.indexed.dataset import IndexedDataset
+from tokamake.data.readers import parse_range
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
 from tokamake.inference.layout import Peers
@@ -22,7 +25,9 @@ from tokamake.retrieval.embed_passages import embed_passages
 from tokamake.retrieval.embed_questions import embed_questions
 from tokamake.retrieval.embedding_options import EmbeddingOptions
 from tokamake.retrieval.embeddings import open_embeddings
-from tokamake.retrieval.text_vectors import Embedder
+from tokamake.retrieval.evidence import cut_passages, read_evidence
+from tokamake.retrieval.rows import WHOLE, check_byte_range
+from tokamake.retrieval.text_vectors import Embedder, TextTower, TokenizedText
 from tokamake.runtime.ranks import Ranks
 
 LENGTH, CLS, SEP = 32, 2, 3
@@ -179,6 +184,88 @@ def test_complete_passages_and_questions_are_not_embedded_again(
         embed_passages([passages], output=tmp_path / "p" / "wiki.json", **options)
         embed_questions(questions, output=tmp_path / "q" / "nq.json", **options)
         assert capsys.readouterr().out.count("already complete") == 2 * is_complete
+
+
+def lines_of(rows: list[dict[str, Any]], suffix: str) -> list[str]:
+    if suffix == "jsonl":
+        return [json.dumps(row) + "\n" for row in rows]
+    return ["id\ttext\n", *(f"{row['id']}\t{row['text']}\n" for row in rows)]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "tsv"])
+def test_byte_ranges_of_a_file_give_the_vectors_of_the_file(
+    folder: Path,
+    sentences: SentenceData,
+    tmp_path: Path,
+    suffix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("tokamake.retrieval.evidence.WINDOW_BYTES", 200)
+    draw = np.random.default_rng(5)
+    rows = [{"id": n, "text": "one two three four " * int(draw.integers(1, 8))} for n in range(30)]
+    path = tmp_path / f"passages.{suffix}"
+    path.write_text("".join(lines_of(rows, suffix)))
+    options: dict[str, Any] = {"checkpoint": folder / "model", "tokenizer": sentences.tokenizer}
+    options |= {"options": reading(batch_size=3)}
+
+    batches = list[list[int]]()
+    embed_batch = TextTower._embed
+
+    def embed_and_note(tower: TextTower, texts: list[TokenizedText]) -> Any:
+        batches.append([text.id for text in texts])
+        return embed_batch(tower, texts)
+
+    monkeypatch.setattr(TextTower, "_embed", embed_and_note)
+
+    def embed_shards(shard_bytes: int) -> tuple[int, list[int], bytes, list[list[int]]]:
+        batches.clear()
+        ranges = cut_passages(path, shard_bytes)
+        for number, byte_range in enumerate(ranges):
+            output = tmp_path / f"{shard_bytes}/{number:03d}.json"
+            embed_passages([path], output=output, byte_range=byte_range, **options)
+        found = open_embeddings(output.parent, verify=True)
+        vectors = b"".join(shard.vectors.tobytes() for shard in found.shards)
+        return len(ranges), found.ids.tolist(), vectors, [*batches]
+
+    one, ids, vectors, batched = embed_shards(10**9)
+    assert (one, ids) == (1, [*range(30)])
+    for shard_bytes, at_least in ((1, 9), (600, 3)):
+        number, *shards = embed_shards(shard_bytes)
+        assert number > at_least
+        # Sums may be rounded in another way in other batches.
+        assert shards == [ids, vectors, batched]
+    packed = tmp_path / f"passages.{suffix}.gz"
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    assert cut_passages(packed, 1) == [""]
+    embed_passages([packed], output=tmp_path / "z/z.json", **options)
+    (shard,) = open_embeddings(tmp_path / "z").shards
+    assert (shard.ids.tolist(), shard.vectors.tobytes()) == (ids, vectors)
+    capsys.readouterr()
+    more = [*rows, {"id": 30, "text": "five " * 60}]
+    path.write_text("".join(lines_of(more, suffix)))
+    assert embed_shards(600)[1] == [*range(31)]
+    # Only the last range had other passages.
+    assert capsys.readouterr().out.count("already complete") == number - 1
+
+
+def test_mistakes_in_a_byte_range_name_the_line_of_the_file(tmp_path: Path) -> None:
+    path, other = tmp_path / "p.tsv", tmp_path / "p.tsv.gz"
+    path.write_text("id\ttext\n1\ta\n\n2\tb\nx\tc\n")
+    other.write_bytes(gzip.compress(path.read_bytes()))
+    assert [each.id for each in read_evidence([path], (1, 13))] == [1]
+    assert [each.id for each in read_evidence([path], (13, 17))] == [2]
+    with pytest.raises(UserError, match=r"p.tsv:5: the id is 'x'; give each passage a whole"):
+        [*read_evidence([path], (14, None))]
+    with pytest.raises(UserError, match=r"p.tsv.gz:5: the id is 'x'; give each passage a whole"):
+        [*read_evidence([other])]
+    for given, byte_range, message in (
+        (path, "10:99", r"--byte-range: 10:99: outside .*p.tsv, which has 21 bytes; fix the range"),
+        (path, "9:5", r"--byte-range: 9:5: outside"),
+        (other, "4:9", r"--byte-range: 4:9: .*p.tsv.gz is compressed, and has no byte ranges; unp"),
+    ):
+        with pytest.raises(UserError, match=message):
+            check_byte_range(given, parse_range(byte_range, [given]) or WHOLE)
 
 
 @pytest.mark.parametrize(

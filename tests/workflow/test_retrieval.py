@@ -1,6 +1,8 @@
 """Search with biencoders as jobs: planned, checked before any job, and done."""
 
+import gzip
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -106,6 +108,37 @@ def test_each_file_of_passages_is_a_shard() -> None:
     assert names[0] == "a"
     assert names[1] != names[2]
     assert all(name.startswith("b-") for name in names[1:])
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_large_file_of_passages_is_several_shards(capsys: pytest.CaptureFixture[str]) -> None:
+    window = 4 * 1024**2
+    line = json.dumps({"id": 1, "text": "a" * 2**20}) + "\n"
+    Path("passages/b.jsonl").write_text(line * 10)
+    with gzip.open("passages/c.jsonl.gz", "wt") as file:
+        file.write(line * 10)
+    rules = read(**section(passages="passages", shard_bytes=window + 1))
+    ranges = {"b@00000": f"0:{window}", "b@00001": f"{window}:{2 * window}"}
+    assert {name: shard.byte_range for name, shard in rules.passages.items()} == {
+        **{"a": "", **ranges, "b@00002": f"{2 * window}:", "c.jsonl": ""}
+    }
+    job = wildcards(run="smoke", shard="b@00001", questions="nq")
+    assert rules.passage_file(job) == "passages/b.jsonl"
+    assert rules.byte_range_options(job) == [f"--byte-range={window}:{2 * window}"]
+    assert rules.byte_range_options(wildcards(run="smoke", shard="a")) == []
+    assert rules.passage_files(job) == [
+        f"passages/{n}" for n in ("a.jsonl", "b.jsonl", "c.jsonl.gz")
+    ]
+    assert [*read(**section(passages="passages", shard_bytes=3 * window)).passages] == [
+        "a",
+        "b",
+        "c.jsonl",
+    ]
+    os.truncate("passages/b.jsonl", 1001 * window)
+    with pytest.raises(SystemExit, match="2"):
+        read(**section(passages="passages", shard_bytes=1)).shards(job)
+    message = "retrieval: shard_bytes: 1: cuts passages into 1,003 shards, each a job; raise it"
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("folder")

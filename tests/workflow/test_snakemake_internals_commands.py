@@ -17,7 +17,7 @@ DIGESTS = {
     "describe": "fc1d60bb",
     "doctor": "4e4e7b46",
     "embed_blocks": "4881444e",
-    "embed_passages": "46b63c2b",
+    "embed_passages": "7aa8c5b9",
     "embed_questions": "1c4411ae",
     "embed_chunks": "3e3c373a",
     "embed_samples": "977d89cc",

@@ -15,7 +15,7 @@ if CONFIG.shared.retrieval:
 if CONFIG.shared.retrieval and retrieval_rules.settings.passages:
 
     rule embed_passages:
-        "Embed the passages of a file."
+        "Embed the passages of a file, or of a byte range of it."
         input:
             passages=retrieval_rules.passage_file,
             model=retrieval_rules.model_inputs,
@@ -38,9 +38,10 @@ if CONFIG.shared.retrieval and retrieval_rules.settings.passages:
             model=retrieval_rules.model,
             sequence_length=retrieval_rules.sequence_length,
             batch_size=retrieval_rules.batch_size,
+            byte_range=retrieval_rules.byte_range_options,
         shell:
             "{resources.launch} {resources.nodes} {resources.tasks}"
-            " tokamake embed-passages {input.passages:q} --checkpoint {params.model:q}"
+            " tokamake embed-passages {input.passages:q} {params.byte_range:q} --checkpoint {params.model:q}"
             " --tokenizer {input.tokenizer[0]:q} --sequence-length {params.sequence_length:q}"
             " --batch-size {params.batch_size:q} --output {output[0]:q} > {log:q} 2>&1"
 

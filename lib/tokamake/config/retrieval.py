@@ -42,8 +42,9 @@ class RetrievalSettings(Settings):
     setting have the forms of docs/howto/retrieval.md."""
 
     passages: TaskFiles | None = None
-    """Files of passages, or folders or patterns of them; each file is a job. Empty: the blocks of
-    the run's datasets are embedded, and indexed if there is an index."""
+    """Files of passages, or folders or patterns of them; each file is a job, or several ones
+    (shard_bytes). Empty: the blocks of the run's datasets are embedded, and indexed if there is an
+    index."""
     questions: Annotated[
         dict[Name, Path],
         BeforeValidator(_with_name, json_schema_input_type=str | dict[Name, Path]),
@@ -63,6 +64,9 @@ class RetrievalSettings(Settings):
     """How an answer matches a passage: string (by its words), or regex (a regular expression)."""
     batch_size: Annotated[int, Field(ge=1)] = 64
     """Texts per forward pass of a rank."""
+    shard_bytes: Annotated[int, Field(ge=1)] = 1 << 28
+    """Bytes of a file of passages that a job embeds, in steps of 4 MiB: a larger file is several
+    jobs, whose vectors are the same for any value. Compressed files are not cut."""
 
     @model_validator(mode="after")
     def _check(self) -> "RetrievalSettings":

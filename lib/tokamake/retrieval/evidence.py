@@ -1,5 +1,6 @@
 """Passages that are searched for answers: tsv files as DPR has them, or jsonl files."""
 
+import hashlib
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -7,9 +8,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tokamake import files
+from tokamake.data.readers import ByteRange
+from tokamake.data.readers.jsonl import next_line
 from tokamake.errors import UserError
 from tokamake.retrieval.embeddings import check_unique
-from tokamake.retrieval.rows import is_jsonl, read_objects, read_rows
+from tokamake.retrieval.rows import (
+    WHOLE,
+    FileLine,
+    is_compressed,
+    is_jsonl,
+    read_objects,
+    read_rows,
+)
+
+WINDOW_BYTES = 1 << 22
+"""Bytes of a file whose passages are batched together. Byte ranges begin at multiples of it: so the
+vectors are the same for any number of ranges."""
 
 _COLUMNS = ("id", "text", "title")
 _LARGEST_ID = 2**63 - 1
@@ -23,35 +38,72 @@ class EvidencePassage(NamedTuple):
     id: int
     text: str
     title: str
+    window: int
+    """Number of the window of its file in which its line begins."""
 
 
-def read_evidence(paths: Sequence[Path]) -> Iterator[EvidencePassage]:
+def cut_passages(path: Path, shard_bytes: int) -> list[str]:
+    """Byte ranges of a file, each START:END; a single empty one: the file is not cut.
+
+    A longer file has the same ranges and further ones, of at least a window. Compressed files have
+    none.
+    """
+    step = max(1, shard_bytes // WINDOW_BYTES) * WINDOW_BYTES
+    starts = [*range(0, path.stat().st_size, step)]
+    if len(starts) < 2 or is_compressed(path):
+        return [""]
+    return [f"{start}:{end}" for start, end in zip(starts, [*starts[1:], ""], strict=True)]
+
+
+def read_evidence(
+    paths: Sequence[Path], byte_range: ByteRange = WHOLE
+) -> Iterator[EvidencePassage]:
     """Yield the passages of files in order.
 
     A tsv file begins with a header of the columns id, text and title, in any order. A jsonl file
-    has objects with these keys. Titles may be missing.
+    has objects with these keys. Titles may be missing. Of a byte range, passages count whose line
+    begins in it.
 
     Raises:
         UserError: a row is broken, or a file has none.
     """
     for path in paths:
         is_empty = True
-        for where, values in read_objects(path) if is_jsonl(path) else _rows(path):
+        read = read_objects if is_jsonl(path) else _rows
+        for where, values in read(path, byte_range):
             yield _passage(where, values)
             is_empty = False
-        if is_empty:
+        if is_empty and byte_range == WHOLE:
             raise UserError(f"{path}: no passage; write rows {_FORM}, or leave the file out")
 
 
-def check_evidence(paths: Sequence[Path]) -> None:
+def check_evidence(paths: Sequence[Path], byte_range: ByteRange = WHOLE) -> None:
     """Read all passages once; raise UserError if a row is broken or an id occurs twice."""
-    ids = array("q", (passage.id for passage in read_evidence(paths)))
+    ids = array("q", (passage.id for passage in read_evidence(paths, byte_range)))
     check_unique(np.array(ids, np.int64), ", ".join(map(str, paths)))
 
 
-def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def evidence_facts(paths: Sequence[Path], byte_range: ByteRange = WHOLE) -> dict[str, Any]:
+    """Facts that decide the passages, for manifests: hashes of files, or of a range's lines."""
+    if byte_range == WHOLE:
+        return {"passages": [files.sha256(path) for path in paths]}
+    (path,), (start, end) = paths, byte_range
+    last = None if end is None else next_line(path, end)
+    with path.open("rb") as file:
+        hashed = hashlib.sha256(b"" if is_jsonl(path) else file.readline())  # the header
+        file.seek(next_line(path, start))
+        for line in file:
+            if last is not None and file.tell() > last:
+                break
+            hashed.update(line)
+    return {"passages": [hashed.hexdigest()], "first_byte": start}
+
+
+def _rows(path: Path, byte_range: ByteRange) -> Iterator[tuple[FileLine, dict[str, Any]]]:
     header: list[str] = []
-    for where, row in read_rows(path):
+    if byte_range[0]:
+        _, header = next(read_rows(path), (None, []))
+    for where, row in read_rows(path, byte_range):
         if not header:
             header = row
             if not {"id", "text"} <= set(header) <= set(_COLUMNS):
@@ -68,7 +120,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             yield where, dict(zip(header, row, strict=True))
 
 
-def _passage(where: str, values: dict[str, Any]) -> EvidencePassage:
+def _passage(where: FileLine, values: dict[str, Any]) -> EvidencePassage:
     if "question" in values and "text" not in values:
         raise UserError(f"{where}: has the key question: {_SWAPPED}")
     try:
@@ -82,4 +134,4 @@ def _passage(where: str, values: dict[str, Any]) -> EvidencePassage:
     text, title = values.get("text"), values.get("title", "")
     if not isinstance(text, str) or not isinstance(title, str):
         raise UserError(f"{where}: text or title is not a text; fix the row")
-    return EvidencePassage(number, text, title)
+    return EvidencePassage(number, text, title, where.offset // WINDOW_BYTES)

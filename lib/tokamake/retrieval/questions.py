@@ -11,7 +11,7 @@ import orjson
 
 from tokamake.config.retrieval import Match
 from tokamake.errors import UserError
-from tokamake.retrieval.rows import is_jsonl, read_objects, read_rows
+from tokamake.retrieval.rows import FileLine, is_jsonl, read_objects, read_rows
 from tokamake.retrieval.words import words
 
 _FORM = 'question<TAB>["answer", "other answer"]'
@@ -43,7 +43,7 @@ def read_questions(path: Path, *, match: Match | None = None) -> list[Question]:
     return questions
 
 
-def _rows(path: Path) -> Iterator[tuple[str, Any, Any]]:
+def _rows(path: Path) -> Iterator[tuple[FileLine, Any, Any]]:
     for where, row in read_rows(path):
         if {"id", "text"} <= set(row):
             raise UserError(f"{where}: the header {' '.join(row)}: {_SWAPPED}")
@@ -66,14 +66,14 @@ def _parsed(text: str) -> Any:
         return None
 
 
-def _objects(path: Path) -> Iterator[tuple[str, Any, Any]]:
+def _objects(path: Path) -> Iterator[tuple[FileLine, Any, Any]]:
     for where, value in read_objects(path):
         if "text" in value and "question" not in value:
             raise UserError(f"{where}: has the key text: {_SWAPPED}")
         yield where, value.get("question"), value.get("answers")
 
 
-def _checked(where: str, text: Any, answers: Any, *, match: Match | None) -> Question:
+def _checked(where: FileLine, text: Any, answers: Any, *, match: Match | None) -> Question:
     if not isinstance(text, str) or not text.strip():
         raise UserError(f"{where}: no question; add its text, or remove the row")
     is_list = isinstance(answers, list) and all(isinstance(each, str) for each in answers)
@@ -90,7 +90,7 @@ def _checked(where: str, text: Any, answers: Any, *, match: Match | None) -> Que
     return Question(text, answers)
 
 
-def _check_pattern(where: str, pattern: str) -> None:
+def _check_pattern(where: FileLine, pattern: str) -> None:
     try:
         is_empty = re.compile(pattern, FLAGS).search("") is not None
     except (re.error, OverflowError, RecursionError) as error:

@@ -1,7 +1,7 @@
 """Search with the biencoders of the runs, as functions for rules.
 
-Wildcards: `run`; `shard`, embeddings of a file of passages or of a dataset; `questions`, a file of
-them; `searched`, the folder of the searches of a run, or of BM25.
+Wildcards: `run`; `shard`, embeddings of a file of passages, of a byte range of it, or of a dataset;
+`questions`, a file of them; `searched`, the folder of the searches of a run, or of BM25.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from tokamake import files
 from tokamake.config.architecture import read_architecture
@@ -22,6 +22,7 @@ from tokamake.data.corpus.raw_files import expand
 from tokamake.errors import UserError, naming
 from tokamake.models.biencoder.hf import vector_width
 from tokamake.preflight.planned import WorkflowConfig
+from tokamake.retrieval.evidence import cut_passages
 from tokamake.retrieval.planned_search import check_passages, check_questions
 from tokamake.workflow.exit import exit_on_user_error
 from tokamake.workflow.options import options
@@ -33,9 +34,17 @@ RULES = (
 )
 """Rules of a config with the section `retrieval`."""
 
-_MAX_FILES = 500
-"""Files of passages; their paths must fit into a command, which has 128 KB."""
+_MAX_FILES, _MAX_SHARDS = 500, 1000
+"""Files of passages, and shards; their names must fit into a command, which has 128 KB."""
 _FOLDER = f"{RUN}/retrieval"
+
+
+class PassageShard(NamedTuple):
+    """Passages that a job embeds."""
+
+    path: Path
+    byte_range: str
+    """START:END; empty: the whole file."""
 
 
 class RetrievalRules:
@@ -87,8 +96,30 @@ class RetrievalRules:
     # ---- Files ----
 
     @cached_property
-    def passages(self) -> dict[str, Path]:
-        """Files of passages by the name of their shard: the file's, with a hash if it is twice."""
+    def passages(self) -> dict[str, PassageShard]:
+        """Shards of passages by name: the file's, with a hash if it is twice, and with @NUMBER if
+        the file is cut."""
+        paths = self._passage_paths
+        stems = [re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip(".") for path in paths]
+        counts = Counter(stems)
+        shards = dict[str, PassageShard]()
+        for stem, path in zip(stems, paths, strict=True):
+            is_unique = counts[stem] == 1 and stem
+            name = stem if is_unique else f"{stem}-{files.digest(str(path))[:8]}"
+            ranges = cut_passages(path, self.settings.shard_bytes)
+            for number, byte_range in enumerate(ranges):
+                shard = f"{name}@{number:05d}" if byte_range else name
+                shards[shard] = PassageShard(path, byte_range)
+        if len(shards) > _MAX_SHARDS:
+            raise UserError(
+                f"{self.where}: shard_bytes: {self.settings.shard_bytes:,}: cuts passages into "
+                f"{len(shards):,} shards, each a job; raise it, so that there are at most "
+                f"{_MAX_SHARDS:,}"
+            )
+        return shards
+
+    @cached_property
+    def _passage_paths(self) -> list[Path]:
         given = self.settings
         with naming(self.where), naming("passages"):
             paths = expand([*(given.passages or ())])
@@ -101,12 +132,7 @@ class RetrievalRules:
             with naming(self.where):
                 check_passages(paths, given)
                 check_questions(given.questions, match=given.match)
-        stems = [re.sub(r"[^A-Za-z0-9._-]", "-", path.stem).lstrip(".") for path in paths]
-        counts = Counter(stems)
-        return {
-            stem if counts[stem] == 1 and stem else f"{stem}-{files.digest(str(path))[:8]}": path
-            for stem, path in zip(stems, paths, strict=True)
-        }
+        return paths
 
     def blocks(self, run: str) -> dict[str, str]:
         """Datasets of the texts of a run, each a shard, and the datasets of their titles or ''."""
@@ -150,12 +176,19 @@ class RetrievalRules:
     @exit_on_user_error()
     def passage_file(self, wildcards: Any) -> str:
         """File of passages of a shard."""
-        return str(self.passages.get(wildcards.shard, ""))
+        shard = self.passages.get(wildcards.shard)
+        return str(shard.path) if shard else ""
+
+    @exit_on_user_error()
+    def byte_range_options(self, wildcards: Any) -> list[str]:
+        """Byte range of a shard, as an option; none: the whole file."""
+        shard = self.passages.get(wildcards.shard)
+        return [f"--byte-range={shard.byte_range}"] if shard and shard.byte_range else []
 
     @exit_on_user_error()
     def passage_files(self, wildcards: Any) -> list[str]:  # noqa: ARG002
         """All files of passages."""
-        return [*map(str, self.passages.values())]
+        return [*map(str, self._passage_paths)]
 
     def question_file(self, wildcards: Any) -> str:
         """A file of questions."""

@@ -33,6 +33,7 @@ _FORMER_PARAMS: tuple[tuple[str, str, Callable[[str], bool], list[str]], ...] = 
     ("{params.plan:q}", "{input.plan:q}", lambda value: is_plan(value.strip("'")), []),
     ("run:q} {params.ranks:q}", "run:q}", lambda value: value == "[]", []),
     ("held_out:q} --seq", "held_out:q} {params.neighbors:q} --seq", lambda _: False, ["[]"]),
+    ("passages:q} --ch", "passages:q} {params.byte_range:q} --ch", lambda _: False, ["[]"]),
     ("fetched:q} --tok", "fetched:q} {params.neighbors:q} --tok", lambda _: False, ["[]"]),
 )
 """Params of commands of earlier versions: former text, its text now, whether a recorded value is a
