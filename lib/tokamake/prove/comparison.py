@@ -47,7 +47,7 @@ TOLERANCES = {
 }
 """By the precision of a run."""
 _AFTER_UPDATES = {
-    "fp32": Tolerance(3e-4, 1e-2, 1e-3),
+    "fp32": Tolerance(3e-4, 5e-2, 1e-3),
     "bf16": Tolerance(5e-2, 5e-1, 5e-1),
     "fp16": Tolerance(2e-2, 2e-1, 3e-1),
 }
@@ -161,7 +161,11 @@ class _Comparison:
     def _compare_weights(self, number: int) -> None:
         steps, initial = self._plain.steps, self._plain.initial
         expected, before = steps[number].weights, steps[number - 1].weights if number else initial
-        changes = {name: each - before[name] for name, each in expected.items()}
+        # A step without labels changes less than the one before it was rounded.
+        changes = {
+            name: max(each - before[name], each - initial[name], key=torch.linalg.vector_norm)
+            for name, each in expected.items()
+        }
         found = self._differences(weights(self._engine), expected, scales=changes)
         precision = precision_of(self._run)
         if all(each.apart <= self._tolerance.updates for each in found):
