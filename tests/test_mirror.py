@@ -241,6 +241,7 @@ OTHER_FOLDERS = {
     "pbs_executor": ROOT / "lib/snakemake_executor_plugin_pbs",
     "pbs_executor/base": ROOT / "lib/snakemake_executor_plugin_pbs/base",
     "sbatch_executor": ROOT / "lib/snakemake_executor_plugin_sbatch",
+    "benchmarks": ROOT / "benchmarks",
     "support": ROOT / "tests/support",
 }
 """Folders of tests that mirror another folder than their own name says."""

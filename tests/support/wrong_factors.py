@@ -218,7 +218,7 @@ FAULTS = [
             "weight_decay=0.0",
             composition(2, {"optimizer.name": name}),
         )
-        for name in ("adamw", "muon")
+        for name in ("adamw", "muon", "lamb", "adafactor")
     ),
     # ---- Back ends ----
     Fault(

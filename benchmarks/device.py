@@ -1,0 +1,482 @@
+"""Check and measure tokamake on one accelerator, in at most 6 minutes.
+
+    benchmarks/device.sh --work DIR
+    benchmarks/device.sh --work DIR --only "dense, compiled"
+    benchmarks/device.sh --work DIR --device cpu
+
+Runs each case of `CASES` in processes of its own, until the time is over. Writes DIR/device.json
+and DIR/device.md, the table for RESULTS.md. The exit status is 1 if a case failed, and 2 without
+an accelerator. `--device cpu` runs each case with tiny sizes, to test this script without one: its
+speeds mean nothing.
+
+Speeds are those of `tokamake benchmark-train` with the shape of Llama 3.2 1B in bf16, on documents
+of 512 tokens. fp8 is left out: tokamake does not train in it.
+"""
+
+import argparse
+import filecmp
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[1]
+SECONDS = 360
+DOCUMENT_TOKENS = 512
+TOLERANCE = 0.1
+"""Largest share by which peak memory may differ from the estimate."""
+USABLE_MEMORY = 0.9
+"""Share of the device's memory that a run may need by the estimate."""
+EOD = 0
+"""Token that ends each document."""
+Settings = dict[str, Any]
+PASSED, FAILED, LEFT_OUT = "passed", "failed", "left out"
+
+
+class Sizes(NamedTuple):
+    """Sizes of the measured runs."""
+
+    shape: Settings
+    length: int
+    """Tokens of a sample."""
+    samples: int
+    """Samples of a step."""
+    micro_batches: tuple[int, ...]
+    """Samples of a micro batch; the first one that fits the device's memory is used."""
+    steps: int
+    warmup_steps: int
+    small: Settings
+    """Shape of the runs that are compared bit by bit and with other processes."""
+
+
+SMALL = {
+    "vocab_size": 512,
+    "hidden_size": 256,
+    "intermediate_size": 768,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+LARGE = Sizes(
+    shape={
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+    },
+    length=4096,
+    samples=16,
+    micro_batches=(4, 2, 1),
+    steps=8,
+    warmup_steps=3,
+    small=SMALL,
+)
+TINY = Sizes(
+    shape={**SMALL, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},
+    length=1024,
+    samples=2,
+    micro_batches=(1,),
+    steps=1,
+    warmup_steps=1,
+    small={**SMALL, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2},
+)
+"""Sizes with which a CPU runs all cases in a minute or two."""
+
+
+class Failure(Exception):
+    """A case that did not give what it should."""
+
+
+class LeftOut(Exception):
+    """A case that cannot run here; the message says why."""
+
+
+class Bench(NamedTuple):
+    """What cases need to know."""
+
+    work: Path
+    device: Settings
+    """`kind`, `name`, `count`, `memory_bytes` (None on a CPU) and the version of torch."""
+    sizes: Sizes
+    deadline: float
+    """Time of the clock `time.monotonic` at which the last process ends."""
+
+    @property
+    def kind(self) -> str:
+        kind: str = self.device["kind"]
+        return kind
+
+    def call(self, *arguments: str, log: str) -> str:
+        """Run a module or file of Python; return its output, which is also in DIR/<log>.log.
+
+        Raises:
+            LeftOut: the time is over.
+            Failure: the exit status is not 0.
+        """
+        try:
+            process = subprocess.run(
+                [sys.executable, *arguments],
+                cwd=ROOT,
+                env={**os.environ, **_environment(self.kind)},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=max(1.0, self.deadline - time.monotonic()),
+            )
+        except subprocess.TimeoutExpired as over:
+            output = over.stdout or b""
+            (self.work / f"{log}.log").write_bytes(output)
+            raise LeftOut(f"the time was over; see {log}.log") from None
+        (self.work / f"{log}.log").write_text(process.stdout)
+        if process.returncode:
+            last = process.stdout.strip().rpartition("\n")[2]
+            raise Failure(f"exit status {process.returncode}: {last}; see {log}.log")
+        return process.stdout
+
+    def run(self, name: str, shape: Settings, **train: Any) -> Path:
+        """Write DIR/<name>/run.yaml, a run from random weights on the data of `prepare`."""
+        from tokamake.config.architecture import Architecture
+        from tokamake.config.resolved_run import Run, write_run
+
+        length, folder = self.sizes.length, self.work / name
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        run = Run(
+            run=name,
+            seed=1,
+            index=self.work / "index",
+            data_root=self.work,
+            eod=EOD,
+            output=folder / "training",
+            architecture=Architecture.model_validate(
+                {"family": "llama", "max_position_embeddings": length, **shape}
+            ),
+            train={
+                "sequence_length": length,
+                "global_batch_size": self.sizes.samples,
+                "micro_batch_size": self.sizes.micro_batches[-1],
+                "train_steps": _num_steps(self.sizes),
+                "split": "100,0,0",
+                "precision": "bf16",
+                **train,
+            },
+        )
+        write_run(folder / "run.yaml", run)
+        return folder / "run.yaml"
+
+
+def _num_steps(sizes: Sizes) -> int:
+    """Steps for which there are data: of `benchmark-train`, and of the runs that continue."""
+    return max(6, sizes.warmup_steps + sizes.steps + max(1, sizes.steps // 4))
+
+
+def _environment(kind: str) -> dict[str, str]:
+    if kind == "cpu":
+        return {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return {}
+
+
+# ---- Cases ----
+
+
+def speed(bench: Bench, name: str, *, shape: Settings | None = None, **train: Any) -> Settings:
+    """Speed of training steps, and their peak memory beside the estimate."""
+    settings = {**train, "micro_batch_size": _micro_batch_size(bench, shape, **train)}
+    config = bench.run(name, shape or bench.sizes.shape, **settings)
+    output = config.parent / "speed.json"
+    command = ["-m", "tokamake", "benchmark-train", "--config", str(config)]
+    command += ["--steps", str(bench.sizes.steps), "--warmup-steps", str(bench.sizes.warmup_steps)]
+    bench.call(*command, "--output", str(output), log=name)
+    measured: Settings = json.loads(output.read_text())
+    estimated = estimated_bytes(config, bench.kind)
+    shows = (
+        f"{measured['tokens_per_second']:,.0f} tokens/s, "
+        f"{measured['model_tflops_per_rank']:.4g} TFLOP/s, {measured['mfu']:.1%} MFU; "
+        f"{measured['peak_memory_bytes'] / 1e9:.1f} GB, estimated {estimated / 1e9:.1f} GB"
+    )
+    found = {**measured, **settings, "estimated_bytes": estimated, "shows": shows}
+    # The estimate knows no compiled layers; a process on a CPU also holds torch itself.
+    if bench.kind != "cpu" and not train.get("compile"):
+        check_memory(measured["peak_memory_bytes"], estimated)
+    return found
+
+
+def _micro_batch_size(bench: Bench, shape: Settings | None, **train: Any) -> int:
+    """The first size of a micro batch that fits the memory of the device.
+
+    Raises:
+        LeftOut: none fits.
+    """
+    memory, needed = bench.device["memory_bytes"], 0.0
+    for size in bench.sizes.micro_batches:
+        settings = {**train, "micro_batch_size": size}
+        config = bench.run("fits", shape or bench.sizes.shape, **settings)
+        needed = estimated_bytes(config, bench.kind)
+        if memory is None or needed <= USABLE_MEMORY * memory:
+            return size
+    raise LeftOut(f"it needs {needed / 1e9:.0f} GB, the device has {memory / 1e9:.0f} GB")
+
+
+def estimated_bytes(config: Path, kind: str) -> float:
+    """Memory of the run by the estimate that `tokamake estimate` prints."""
+    from tokamake.config.resolved_run import read_run
+    from tokamake.estimate.parameters import stage_sizes
+    from tokamake.train import memory
+
+    counted_as = "cpu" if kind == "cpu" else "cuda"  # as in tokamake estimate
+    return memory.estimate(read_run(config), 1, counted_as, stages=stage_sizes).total
+
+
+def check_memory(peak_bytes: float, estimated: float) -> None:
+    """Compare peak memory with its estimate.
+
+    Raises:
+        Failure: they differ by more than `TOLERANCE`.
+    """
+    apart = peak_bytes / estimated - 1
+    if abs(apart) > TOLERANCE:
+        raise Failure(
+            f"peak memory {peak_bytes / 1e9:.2f} GB, {apart:+.0%} of the estimated "
+            f"{estimated / 1e9:.2f} GB"
+        )
+
+
+def proof(bench: Bench, name: str) -> Settings:
+    """Two steps on the device against a plain loop on the CPU: losses, gradients, weights."""
+    config = bench.run(name, bench.sizes.small, precision="fp32", reset_attention_mask=True)
+    bench.call(str(Path(__file__)), "--prove", str(config), log=name)
+    return {"shows": "losses, gradients and weights of a CPU, in fp32"}
+
+
+def resumed(bench: Bench, name: str) -> Settings:
+    """A run in two jobs has the checkpoint of a run in one, bit by bit."""
+    folders = []
+    for part, stops in (("whole", ()), ("parts", ("3",))):
+        settings = {"deterministic": True, "dropout": {"hidden": 0.1}, "save_interval": 3}
+        length = {"train_steps": 6, "evaluation_interval": 100}
+        config = bench.run(f"{name}-{part}", bench.sizes.small, **settings, **length)
+        train = ("-m", "tokamake", "train", "--config", str(config))
+        for step in stops:
+            bench.call(*train, "--until-step", step, log=f"{name}-{part}-{step}")
+        bench.call(*train, log=f"{name}-{part}")
+        folders.append(config.parent / "training/global_step6")
+    names = sorted(path.name for path in folders[0].glob("*.distcp"))
+    _, differ, missing = filecmp.cmpfiles(*folders, names, shallow=False)
+    if differ or missing or not names:
+        raise Failure(f"the files of the last checkpoint differ: {[*differ, *missing] or 'none'}")
+    return {"shows": "the checkpoint after 3 + 3 steps has the bytes of the one after 6"}
+
+
+SHARED = "have the same device"
+"""What tokamake says of two ranks on one device of CUDA, which NCCL would refuse."""
+
+
+def two_processes(bench: Bench, name: str) -> Settings:
+    """Two ranks with tensor parallelism train as one process does."""
+    parallel = {"tensor_parallel_size": 2, "sequence_parallel": True}
+    config = bench.run(name, bench.sizes.small, parallel=parallel)
+    launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    try:
+        output = bench.call(*launch, "-m", "tokamake", "prove", str(config), log=name)
+    except Failure:
+        if SHARED in (bench.work / f"{name}.log").read_text():
+            raise LeftOut("NCCL needs a device for each rank, and there is one") from None
+        raise
+    if not re.search("^proved: ", output, re.M):
+        raise Failure(f"no proof; see {name}.log")
+    return {"shows": "two ranks with tensor and sequence parallelism train as one process"}
+
+
+MARK = "mark.gpu"
+
+
+def marked_tests(bench: Bench, name: str) -> Settings:
+    """The tests of the marker `gpu`, in the time that is left."""
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if MARK in path.read_text()]
+    command = ("-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", *_workers())
+    output = bench.call(*command, *map(str, sorted(files)), log=name)
+    counts = {word: int(n) for n, word in re.findall(r"(\d+) (passed|skipped)", output)}
+    if not counts.get("passed"):
+        raise LeftOut(f"{counts.get('skipped', 0)} tests skipped: they need CUDA")
+    shows = f"{counts['passed']} passed, {counts.get('skipped', 0)} skipped"
+    return {**counts, "shows": shows}
+
+
+def _workers() -> tuple[str, ...]:
+    """Options of pytest: several tests at a time, if there are cores for them."""
+    cores = len(os.sched_getaffinity(0))
+    return ("-n", str(min(4, cores // 2))) if cores >= 4 else ()
+
+
+MASKS = {"reset_attention_mask": True, "reset_position_ids": True}
+"""Settings that keep documents apart."""
+CASES: dict[str, Callable[[Bench, str], Settings]] = {
+    "dense": speed,
+    "dense, document masks": partial(speed, **MASKS),
+    "dense, compiled": partial(speed, compile=True),
+    "dense, compiled, document masks": partial(speed, compile=True, **MASKS),
+    "proof": proof,
+    "resume": resumed,
+    "two processes": two_processes,
+    "marked tests": marked_tests,
+}
+"""Cases by name, in the order of their run; a further family is `partial(speed, shape=...)`."""
+
+
+# ---- The script ----
+
+
+def main() -> None:
+    """Run the cases; write JSON and a table."""
+    options = _options()
+    if options.prove:
+        prove_here(options.prove)
+        return
+    begin = time.monotonic()
+    device = find_device(options.device)
+    if isinstance(device, str):
+        print(f"device.sh: {device}", file=sys.stderr)
+        raise SystemExit(2)
+    work = options.work.resolve()
+    work.mkdir(parents=True, exist_ok=True)
+    sizes = TINY if device["kind"] == "cpu" else LARGE
+    bench = Bench(work, device, sizes, begin + options.seconds)
+    prepare(work, sizes)
+    chosen = {name: case for name, case in CASES.items() if options.only in (None, name)}
+    results = {name: outcome(bench, name, case=case) for name, case in chosen.items()}
+    seconds = time.monotonic() - begin
+    found = {"device": device, "seconds": seconds, "cases": results}
+    (work / "device.json").write_text(json.dumps(found, indent=1) + "\n")
+    (work / "device.md").write_text(table(device, results, seconds=seconds))
+    print((work / "device.md").read_text(), end="")
+    raise SystemExit(any(each["verdict"] == FAILED for each in results.values()))
+
+
+def find_device(kind: str | None) -> Settings | str:
+    """Facts of the accelerator, or of the CPU if it is asked for; else why there is none."""
+    import torch
+
+    from tokamake.runtime.device import accelerators, device_memory, device_name
+    from tokamake.runtime.ranks import Ranks
+
+    version = f"torch {torch.__version__}"
+    if kind == "cpu":
+        return {"kind": "cpu", "name": "cpu", "count": 1, "memory_bytes": None, "torch": version}
+    found = {each: module for each, module in accelerators() if kind in (None, each)}
+    if not found:
+        wanted = {"cuda": "CUDA", "xpu": "XPU"}.get(str(kind), "CUDA or XPU")
+        return (
+            f"{version} finds no device of {wanted}; install a torch for it, or give --device cpu"
+        )
+    name, module = next(iter(found.items()))
+    first = torch.device(name, 0)
+    return {
+        "kind": name,
+        "name": device_name(first),
+        "count": module.device_count(),
+        "memory_bytes": device_memory(first, Ranks(0, 1, 0, 1)),
+        "torch": version,
+    }
+
+
+def prepare(work: Path, sizes: Sizes) -> None:
+    """Write an indexed dataset of random documents, and its index."""
+    import numpy as np
+
+    from tokamake.data.indexed.dataset import DatasetWriter
+    from tokamake.data.indexed.manifest import sizes_and_hashes, write_manifest
+    from tokamake.data.indexed.paths import bin_path, idx_path, manifest_path
+    from tokamake.data.samples.index import index
+
+    vocab_size = min(sizes.shape["vocab_size"], sizes.small["vocab_size"])
+    samples = _num_steps(sizes) * sizes.samples
+    documents = -(-samples * (sizes.length + 1) // DOCUMENT_TOKENS) + 8
+    tokens = np.random.default_rng(0).integers(1, vocab_size, (documents, DOCUMENT_TOKENS))
+    tokens[:, -1] = EOD
+    paths = bin_path(work / "corpus"), idx_path(work / "corpus")
+    with DatasetWriter(*paths, dtype=np.uint16) as writer:
+        writer.add(tokens.flatten(), np.full(documents, DOCUMENT_TOKENS, np.int32))
+    about = {"vocab_size": vocab_size, **sizes_and_hashes(*paths)}
+    write_manifest(manifest_path(work / "corpus"), about)
+    (work / "weights.txt").write_text("1.0 corpus corpus\n")
+    index(
+        weights=work / "weights.txt",
+        data_root=work,
+        output=work / "index",
+        sequence_length=sizes.length,
+        split="100,0,0",
+        seed=1,
+        train_samples=samples,
+        valid_samples=0,
+    )
+
+
+def outcome(bench: Bench, name: str, *, case: Callable[[Bench, str], Settings]) -> Settings:
+    """Run a case; its verdict, seconds and numbers."""
+    begin = time.monotonic()
+    try:
+        if begin >= bench.deadline:
+            raise LeftOut("the time was over")
+        found = {"verdict": PASSED, **case(bench, name.replace(", ", "-").replace(" ", "-"))}
+    except (Failure, LeftOut) as error:
+        verdict = FAILED if isinstance(error, Failure) else LEFT_OUT
+        found = {"verdict": verdict, "shows": str(error)}
+    return {**found, "seconds": time.monotonic() - begin}
+
+
+def table(device: Settings, results: dict[str, Settings], *, seconds: float) -> str:
+    """Markdown for RESULTS.md."""
+    date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    head = f"{date}, {device['name']} ({device['kind']}), {device['torch']}, {seconds:.0f} s"
+    lines = [head, "", "| case | verdict | | s |", "|---|---|---|---|"]
+    lines += [
+        f"| {name} | {each['verdict']} | {each['shows'].replace('|', ' ')} | "
+        f"{each['seconds']:.0f} |"
+        for name, each in results.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def prove_here(config: Path) -> None:
+    """Compare two steps of a run's miniature on the device with a plain loop on the CPU."""
+    from tokamake.config.resolved_run import read_run
+    from tokamake.prove.comparison import differences
+    from tokamake.prove.miniature import miniature
+    from tokamake.runtime.process_group import process_group
+    from tokamake.runtime.ranks import Ranks
+
+    ranks = Ranks(0, 1, 0, 1)
+    with process_group(ranks) as device:
+        run = miniature(read_run(config), 1, precision="fp32")
+        found = differences(run, ranks, device=device)
+    print(*found, sep="\n")
+    raise SystemExit(bool(found))
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--work", type=Path, default=Path("device-work"), help="scratch folder")
+    parser.add_argument(
+        "--device", choices=("cuda", "xpu", "cpu"), help="default: what torch finds"
+    )
+    parser.add_argument("--only", choices=[*CASES], help="run one case")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="time for all cases")
+    parser.add_argument("--prove", type=Path, help="internal: a run.yaml to prove here")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,11 @@
+#!/bin/sh
+# Check and measure tokamake on one accelerator (CUDA or XPU), in at most 6 minutes:
+#
+#     benchmarks/device.sh --work DIR
+#
+# Writes DIR/device.json and DIR/device.md, a table for RESULTS.md. benchmarks/device.py says more.
+# PYTHON is the Python with tokamake; the default is that of make install.
+set -eu
+here=$(cd "$(dirname "$0")" && pwd)
+cd "$here/.."
+exec "${PYTHON:-.venv/bin/python}" benchmarks/device.py "$@"
