@@ -45,6 +45,7 @@ KINDS = (
     "llama-wide-heads",
     "gpt2-relu",
     "qwen3",
+    "qwen2",
 )
 MODELS = FAMILIES | {
     name: shape for name, shape in SHAPES.items() if name.rsplit("-", 2)[0] in KINDS

@@ -12,11 +12,13 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.support import berts, biencoders, gpts, llamas, qwens, retros, t5s
+from tests.support import berts, biencoders, dense, gpts, llamas, qwens, retros, t5s
 from tests.support.cached import decoded
 from tests.support.families import family_of, named_tensors
 from tests.support.model_loss import mean_loss
+from tests.support.hf_folder import from_hf
 from tests.support.model_ranks import assert_tensor_parallel_equals_one_process, tokens_of
+from tests.support.model_steps import assert_same_step
 from tests.support.paths import ROOT
 from tests.support.random_tensors import random_tensors
 from tokamake import plugins
@@ -94,7 +96,20 @@ def test_random_weights_have_the_published_deviations(architecture: Architecture
             assert abs(tensor.mean().item()) < 0.02 * deviation
 
 
+@pytest.mark.parametrize("name", dense.ARCHITECTURES)
+def test_a_step_equals_transformers(name: str) -> None:
+    architecture = dense.ARCHITECTURES[name]
+    oracle = dense.reference(architecture)
+    weights = {k: each.detach().clone() for k, each in oracle.named_parameters()}
+    model, tokens = to_model(architecture, from_hf(architecture, weights)), tokens_of(architecture, 33)
+    with torch.no_grad():
+        assert (model(tokens) - oracle(tokens).logits).abs().max() <= 1e-5
+    losses = mean_loss(model, tokens), oracle(tokens, labels=tokens).loss
+    assert_same_step(architecture, model, oracle=oracle, losses=losses)
+
+
 COUNTED = [
+    *dense.ARCHITECTURES.values(),
     *GPTS,
     *(llamas.ARCHITECTURES[4], llamas.WIDE_HEADS, QWEN3),
     *berts.ARCHITECTURES.values(),
@@ -148,7 +163,11 @@ def test_a_model_shares_its_tensors_and_has_the_flops_that_torch_counts(
 
 
 @pytest.mark.parametrize("steps", [[20], [1] * 20, [5, 1, 1, 7, 6]], ids=len)
-@pytest.mark.parametrize("architecture", [*llamas.ARCHITECTURES[::4], *GPTS, QWEN3], ids=family_of)
+@pytest.mark.parametrize(
+    "architecture",
+    [*llamas.ARCHITECTURES[::4], *GPTS, QWEN3, *dense.ARCHITECTURES.values()],
+    ids=family_of,
+)
 def test_decoding_with_a_cache_equals_the_full_forward(
     architecture: Architecture, steps: list[int]
 ) -> None:
@@ -195,6 +214,13 @@ SHARED = {
         "gqa-rotary": gpts.ROTARY,
         "alibi": gpts.ALIBI,
         "plain": gpts.gpt(attention_bias=False, mlp_bias=False, position_embedding="rotary"),
+    },
+    **{
+        family: {
+            "untied": dense.dense(family, vocab_size=132),
+            "tied": dense.dense(family, **dense.TIED),
+        }
+        for family in dense.FAMILIES
     },
     # An even vocabulary, so that ranks have equal parts of it.
     "qwen3": {
@@ -252,6 +278,9 @@ PUBLISHED = {
     "llama3.2-3b": 3_212_749_824,
     "starcoderbase-1b": 1_137_207_296,
     "starcoder-15b": 15_517_456_384,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-7b": 7_615_616_512,
     "qwen3-0.6b": 596_049_920,
     "qwen3-1.7b": 1_720_574_976,
     "qwen3-4b": 4_022_468_096,

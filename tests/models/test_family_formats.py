@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import berts, biencoders, gpts, hf_folder, megatron_names, qwens, t5s
+from tests.support import berts, biencoders, dense, gpts, hf_folder, megatron_names, qwens, t5s
 from tests.support.hf_folder import from_hf
 from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint import writer
@@ -24,6 +24,7 @@ SHAPES = {
     "t5": t5s.ARCHITECTURES["t5"],
     "hf_t5": t5s.HF_ARCHITECTURES["hf_t5"],
     "qwen3": qwens.ARCHITECTURES["qwen3"],
+    "qwen2": dense.ARCHITECTURES["qwen2"],
     "biencoder": biencoders.ARCHITECTURES["biencoder"],
     "biencoder-shared": biencoders.ARCHITECTURES["biencoder-shared"],
 }
@@ -39,6 +40,7 @@ LAYOUTS = {
         "megatron": ParallelLayout(2, 3),
         **WHOLE,
     },
+    "qwen2": {"mds_pipeline": ParallelLayout(3, 3), "megatron": ParallelLayout(3), **WHOLE},
     "biencoder": {"mds": ParallelLayout(2), "megatron": ParallelLayout(2), **TOWERS},
     "biencoder-shared": {"mds": ParallelLayout(), "megatron": ParallelLayout(), **TOWERS},
 }
@@ -83,6 +85,7 @@ STORED = {
     **t5s.ARCHITECTURES,
     **t5s.HF_ARCHITECTURES,
     **qwens.ARCHITECTURES,
+    **dense.ARCHITECTURES,
 }
 
 
@@ -98,7 +101,8 @@ def reference_of(architecture: Architecture) -> tuple[Any, dict[str, torch.Tenso
     if architecture.family == "bert":
         model = berts.reference(architecture)
         return model, berts.tensors_of(model)
-    model = qwens.reference(architecture)
+    family = qwens if architecture.family == "qwen3" else dense
+    model = family.reference(architecture)
     return model, dict(model.named_parameters())
 
 
@@ -134,7 +138,7 @@ def test_folders_of_transformers_are_read_and_written(name: str, tmp_path: Path)
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
 
 
-GPT, (BERT, T5, HF_T5, QWEN3, *_) = gpts.LEARNED, SHAPES.values()
+GPT, (BERT, T5, HF_T5, QWEN3, QWEN2, *_) = gpts.LEARNED, SHAPES.values()
 BLOOM = {"apply_residual_connection_post_layernorm": True}
 
 
@@ -175,6 +179,7 @@ BLOOM = {"apply_residual_connection_post_layernorm": True}
             {"layer_types": ["full_attention", "sliding_attention"]},
             "layer_types: 'sliding_att",
         ),
+        (QWEN2, {"use_sliding_window": True}, "use_sliding_window: True is not supported"),
         (QWEN3, {"hidden_act": "gelu"}, "hidden_act: 'gelu': qwen3 has silu only"),
         (QWEN3, {"head_dim": 7}, "head_dim 7 is odd; rotary needs pairs"),
     ],

@@ -41,6 +41,7 @@ CASES: dict[str, dict[str, Any]] = {
         "qk_layernorm": True,
         "vocab_size": 131,
     },
+    "qwen2": {**_LLAMA, **_ROPE, "num_query_groups": 2, "add_qkv_bias": True},
     "gpt": {**_GPT, "position_embedding_type": "learned_absolute", "bias_gelu_fusion": True},
     "gpt-exact": {**_GPT, **_ROPE, "bias_gelu_fusion": False, "num_query_groups": 1},
     "gpt-bare": {**_GPT, **_ROPE, "add_bias_linear": False, "openai_gelu": True},
@@ -82,6 +83,7 @@ def arguments(name: str) -> Namespace:
         "num_query_groups": None,
         "kv_channels": 16,
         "qk_layernorm": False,
+        "add_qkv_bias": False,
         "max_position_embeddings": 32,
         "norm_epsilon": 1e-3,
         "rotary_percent": 1.0,
@@ -120,7 +122,7 @@ def model_of(args: Namespace, rank: int, **options: Any) -> Any:
     same = (
         *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels"),
         *("num_query_groups", "qk_layernorm", "normalization", "add_bias_linear", "params_dtype"),
-        *("tensor_model_parallel_size", "pipeline_model_parallel_size"),
+        *("add_qkv_bias","tensor_model_parallel_size", "pipeline_model_parallel_size"),
     )
     config = TransformerConfig(
         **{name: getattr(args, name) for name in same},

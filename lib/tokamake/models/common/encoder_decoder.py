@@ -38,8 +38,8 @@ class CrossAttention(nn.Module):
         self._mesh, self._width = mesh, architecture.head_dim
         hidden, bias = architecture.hidden_size, architecture.attention_bias
         self.q_proj = ColumnParallelLinear(hidden, architecture.query_size, mesh=mesh, bias=bias)
-        self.k_proj = key_value_projection(architecture, mesh)
-        self.v_proj = key_value_projection(architecture, mesh)
+        self.k_proj = key_value_projection(architecture, mesh, bias=bias)
+        self.v_proj = key_value_projection(architecture, mesh, bias=bias)
         self.o_proj = RowParallelLinear(architecture.query_size, hidden, mesh=mesh, bias=bias)
         self.q_norm: nn.Module = nn.Identity()
 

@@ -30,7 +30,8 @@ class Attention(nn.Module):
     """Self-attention; query heads share key and value heads (GQA, arXiv 2305.13245).
 
     Each tensor-parallel rank has some query heads, and the key and value heads that these use.
-    `head_norm` builds a norm of each query and key head, before rotation.
+    `head_norm` builds a norm of each query and key head, before rotation. `qkv_bias` says whether
+    queries, keys and values have biases; None: as `attention_bias` says, which the output has, too.
 
     Attributes:
         number: layer index in the whole model.
@@ -42,15 +43,21 @@ class Attention(nn.Module):
         mesh: Mesh = SINGLE_RANK,
         *,
         head_norm: Callable[[], nn.Module] = nn.Identity,
+        qkv_bias: bool | None = None,
     ) -> None:
         super().__init__()
         self.number = 0
         self._mesh, self._width = mesh, architecture.head_dim
-        hidden, bias = architecture.hidden_size, architecture.attention_bias
-        self.q_proj = ColumnParallelLinear(hidden, architecture.query_size, mesh=mesh, bias=bias)
-        self.k_proj = key_value_projection(architecture, mesh)
-        self.v_proj = key_value_projection(architecture, mesh)
-        self.o_proj = RowParallelLinear(architecture.query_size, hidden, mesh=mesh, bias=bias)
+        hidden, query, out_bias = (
+            architecture.hidden_size,
+            architecture.query_size,
+            architecture.attention_bias,
+        )
+        bias = out_bias if qkv_bias is None else qkv_bias
+        self.q_proj = ColumnParallelLinear(hidden, query, mesh=mesh, bias=bias)
+        self.k_proj = key_value_projection(architecture, mesh, bias=bias)
+        self.v_proj = key_value_projection(architecture, mesh, bias=bias)
+        self.o_proj = RowParallelLinear(query, hidden, mesh=mesh, bias=out_bias)
         self.q_norm, self.k_norm = head_norm(), head_norm()
         width = architecture.head_dim
         self._heads = (len(self.q_proj.weight) // width, architecture.num_key_value_heads, width)
@@ -112,10 +119,10 @@ class Attention(nn.Module):
         return self.o_proj(y_BHLK.transpose(1, 2).flatten(2))
 
 
-def key_value_projection(architecture: Architecture, mesh: Mesh) -> nn.Linear:
+def key_value_projection(architecture: Architecture, mesh: Mesh, *, bias: bool) -> nn.Linear:
     """Projection to this rank's key or value heads; the whole weight where ranks share a head."""
     hidden, width = architecture.hidden_size, architecture.head_dim
-    groups, bias = architecture.num_key_value_heads, architecture.attention_bias
+    groups = architecture.num_key_value_heads
     if groups % mesh.tensor.size == 0:
         return ColumnParallelLinear(hidden, groups * width, mesh=mesh, bias=bias)
     head = mesh.tensor.rank * groups // mesh.tensor.size

@@ -146,6 +146,11 @@ def rms_norm_fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
     }
 
 
+def rms_norm_fields_without_biases(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
+    """`fields` of a family with RMSNorms whose `ARGUMENTS` decide about biases."""
+    return {"rms_norm_eps": norm_epsilon(args, is_core=is_core)}
+
+
 def rms_norm_arguments(architecture: Architecture) -> dict[str, Any]:
     """Megatron's argument of RMSNorms; the inverse of `rms_norm_fields`."""
     return {"layernorm_epsilon": architecture.rms_norm_eps}

@@ -20,6 +20,7 @@ def shapes(
     *,
     gated: bool,
     biased_norms: bool,
+    qkv_bias: bool | None = None,
     of_attention: Callable[[Architecture], Shapes] = _none,
     of_mlp: Callable[[Architecture], Shapes] | None = None,
     of_embeddings: Callable[[Architecture], Shapes] = _none,
@@ -28,10 +29,12 @@ def shapes(
     """Shape of every tensor by its name.
 
     Args:
+        qkv_bias: whether queries, keys and values have biases; None: as `attention_bias` says.
         of_mlp: of a layer's MLP, such as experts; None: the projections of a dense one.
     """
     hidden = architecture.hidden_size
-    attention = _attention(architecture, biased_norms=biased_norms) | of_attention(architecture)
+    attention = _attention(architecture, biased_norms=biased_norms, qkv_bias=qkv_bias)
+    attention |= of_attention(architecture)
     norm = with_bias("post_attention_layernorm", (hidden,), has_bias=biased_norms)
     mlp = of_mlp(architecture) if of_mlp else _mlp(architecture, gated=gated)
     layer = attention | norm | mlp
@@ -92,13 +95,15 @@ def _layers(stack: str, layer: Shapes, *, number: int) -> Shapes:
     }
 
 
-def _attention(architecture: Architecture, *, biased_norms: bool) -> Shapes:
+def _attention(
+    architecture: Architecture, *, biased_norms: bool, qkv_bias: bool | None = None
+) -> Shapes:
     hidden, query = architecture.hidden_size, architecture.query_size
     key_value = (architecture.key_value_size, hidden)
     projections = {"q": (query, hidden), "k": key_value, "v": key_value, "o": (hidden, query)}
     tensors = with_bias("input_layernorm", (hidden,), has_bias=biased_norms)
     for name, shape in projections.items():
-        has_bias = architecture.attention_bias
+        has_bias = architecture.attention_bias if name == "o" or qkv_bias is None else qkv_bias
         tensors |= with_bias(f"self_attn.{name}_proj", shape, has_bias=has_bias)
     return tensors
 
