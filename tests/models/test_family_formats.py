@@ -25,6 +25,7 @@ SHAPES = {
     "hf_t5": t5s.HF_ARCHITECTURES["hf_t5"],
     "qwen3": qwens.ARCHITECTURES["qwen3"],
     "qwen2": dense.ARCHITECTURES["qwen2"],
+    "mistral": dense.ARCHITECTURES["mistral-tied"],
     "biencoder": biencoders.ARCHITECTURES["biencoder"],
     "biencoder-shared": biencoders.ARCHITECTURES["biencoder-shared"],
 }
@@ -41,6 +42,7 @@ LAYOUTS = {
         **WHOLE,
     },
     "qwen2": {"mds_pipeline": ParallelLayout(3, 3), "megatron": ParallelLayout(3), **WHOLE},
+    "mistral": {"mds": ParallelLayout(2), **WHOLE},
     "biencoder": {"mds": ParallelLayout(2), "megatron": ParallelLayout(2), **TOWERS},
     "biencoder-shared": {"mds": ParallelLayout(), "megatron": ParallelLayout(), **TOWERS},
 }
@@ -138,7 +140,7 @@ def test_folders_of_transformers_are_read_and_written(name: str, tmp_path: Path)
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
 
 
-GPT, (BERT, T5, HF_T5, QWEN3, QWEN2, *_) = gpts.LEARNED, SHAPES.values()
+GPT, (BERT, T5, HF_T5, QWEN3, QWEN2, MISTRAL, *_) = gpts.LEARNED, SHAPES.values()
 BLOOM = {"apply_residual_connection_post_layernorm": True}
 
 
@@ -180,6 +182,8 @@ BLOOM = {"apply_residual_connection_post_layernorm": True}
             "layer_types: 'sliding_att",
         ),
         (QWEN2, {"use_sliding_window": True}, "use_sliding_window: True is not supported"),
+        (MISTRAL, {"sliding_window": 63}, "63: is shorter than max_position_embeddings 64, and"),
+        (MISTRAL, {"sliding_window": "absent", "max_position_embeddings": 4097}, "window: 4096: is"),
         (QWEN3, {"hidden_act": "gelu"}, "hidden_act: 'gelu': qwen3 has silu only"),
         (QWEN3, {"head_dim": 7}, "head_dim 7 is odd; rotary needs pairs"),
     ],

@@ -29,6 +29,9 @@ TIED: dict[str, Any] = {"tie_word_embeddings": True, "vocab_size": 128, "num_key
 EVEN: dict[str, Any] = {"head_dim": None, "num_key_value_heads": 6, "rms_norm_eps": 1e-3}
 
 ARCHITECTURES = {
+    "mistral": dense("mistral"),
+    "mistral-tied": dense("mistral", **TIED),
+    "mistral-even": dense("mistral", **EVEN),
     "qwen2": dense("qwen2"),
     "qwen2-tied": dense("qwen2", **TIED),
     "qwen2-even": dense("qwen2", **EVEN),
@@ -41,7 +44,9 @@ def _same(_: Architecture) -> dict[str, Any]:
     return {}
 
 
-OWN_KEYS: dict[str, Callable[[Architecture], dict[str, Any]]] = {}
+OWN_KEYS: dict[str, Callable[[Architecture], dict[str, Any]]] = {
+    "mistral": lambda _: {"sliding_window": None},
+}
 """Keys of transformers' config that have other names than our fields, by family."""
 
 

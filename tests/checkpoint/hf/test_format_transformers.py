@@ -83,8 +83,8 @@ def test_rotary_buffers_of_old_checkpoints_are_left_out(folder: Path) -> None:
     ("values", "message"),
     [
         (
-            {"model_type": "mistral"},
-            "model_type: 'mistral' is not known; choose a model of",
+            {"model_type": "xlnet"},
+            "model_type: 'xlnet' is not known; choose a model of",
         ),
         ({"model_type": "absent"}, "model_type: None is not known"),
         ({"attention_bias": "some"}, "attention_bias: 'some': input should be a valid boolean"),

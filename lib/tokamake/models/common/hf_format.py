@@ -24,6 +24,10 @@ def _nothing(_: Any) -> dict[str, Any]:
     return {}
 
 
+def _no_problem(_: Any) -> None:
+    return None
+
+
 def same_keys(*names: str) -> dict[str, tuple[str, ...]]:
     """`HFFormat.keys` of fields that have the same names in config.json."""
     return {name: (name,) for name in names}
@@ -53,6 +57,8 @@ class HFFormat:
     """Fields that have the same value in all such models."""
     supported: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Keys that change the model, and the values that our model supports."""
+    problem: Callable[[Mapping[str, Any]], str | None] = _no_problem
+    """Message about keys that together ask for a model that ours cannot be."""
     equal: Mapping[str, str] = field(default_factory=dict)
     """Keys that must have the value of another key."""
     constants: Mapping[str, Any] = field(default_factory=dict)
@@ -151,6 +157,8 @@ class HFFormat:
             if key in config and config[key] not in values:
                 value = config[key]
                 return f"{key}: {value!r} is not supported; choose a model with {values[0]!r}"
+        if problem := self.problem(config):
+            return problem
         for key, other_key in self.equal.items():
             if other_key in config and config.get(key) not in (None, config[other_key]):
                 value = config[other_key]

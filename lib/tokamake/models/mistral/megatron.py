@@ -1,0 +1,26 @@
+"""A `mistral` in Megatron's terms: modules of a layer, arguments of its function.
+
+Megatron has no name for it: files without tokamake's arguments are read as a `llama`, which
+computes the same.
+"""
+
+from tokamake.config.architecture import Architecture
+from tokamake.models.common.megatron_format import (
+    ATTENTION,
+    GATED_MLP,
+    INPUT_NORM,
+    MLP_NORM,
+    rms_norm_arguments,
+    rms_norm_fields_without_biases,
+)
+
+ARGUMENTS = {"swiglu": True, "normalization": "rmsnorm"}
+
+LAYER = (INPUT_NORM, *ATTENTION, MLP_NORM, *GATED_MLP)
+
+fields = rms_norm_fields_without_biases
+arguments = rms_norm_arguments
+
+
+def inexpressible(architecture: Architecture, *, is_megatron_lm: bool) -> list[str]:
+    return []
