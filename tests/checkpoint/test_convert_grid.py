@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from tests.support import berts, gpts, hf_folder, llamas, qwens, t5s
+from tests.support import berts, dense, gpts, hf_folder, llamas, qwens, t5s
 from tests.support.grids import cover, params
 from tests.support.random_tensors import random_tensors
 from tokamake import plugins
@@ -27,6 +27,7 @@ KINDS = {
     "llama-biased": llamas.BIASED,
     "llama-wide-heads": llamas.WIDE_HEADS,
     "qwen3": qwens.ARCHITECTURES["qwen3"],
+    **{name: dense.ARCHITECTURES[name] for name in ("mistral", "qwen2", "smollm3", "phi3")},
     **berts.ARCHITECTURES,
     **t5s.ARCHITECTURES,
 }

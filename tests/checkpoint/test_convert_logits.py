@@ -46,6 +46,8 @@ KINDS = (
     "gpt2-relu",
     "qwen3",
     "qwen2",
+    "smollm3",
+    "phi3",
 )
 MODELS = FAMILIES | {
     name: shape for name, shape in SHAPES.items() if name.rsplit("-", 2)[0] in KINDS

@@ -62,6 +62,12 @@ WALKED = {
         embedding_layernorm=True,
     ),
     "qwen3": Architecture(**{**SHAPE, "family": "qwen3", "num_key_value_heads": 1, "head_dim": 6}),
+    "qwen2": Architecture(**{**SHAPE, "family": "qwen2"}),
+    "mistral": Architecture(**{**SHAPE, "family": "mistral"}),
+    "smollm3": Architecture(**{**SHAPE, "family": "smollm3", "no_rope_layer_interval": 2}),
+    "phi3": Architecture(
+        **{**SHAPE, "family": "phi3", "partial_rotary_factor": 0.5, "head_dim": 4}
+    ),
     "bert": Architecture(**{**SHAPE, "family": "bert"}),
     "t5": Architecture(**{**SHAPE, "family": "t5"}),
     "biencoder": Architecture(**{**SHAPE, "family": "biencoder", "projection_dim": 4}),

@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.support import berts, biencoders, dense, gpts, llamas, qwens, retros, t5s
 from tests.support.cached import decoded
 from tests.support.families import family_of, named_tensors
-from tests.support.model_loss import mean_loss
 from tests.support.hf_folder import from_hf
+from tests.support.model_loss import mean_loss
 from tests.support.model_ranks import assert_tensor_parallel_equals_one_process, tokens_of
 from tests.support.model_steps import assert_same_step
 from tests.support.paths import ROOT
@@ -100,12 +100,13 @@ def test_random_weights_have_the_published_deviations(architecture: Architecture
 def test_a_step_equals_transformers(name: str) -> None:
     architecture = dense.ARCHITECTURES[name]
     oracle = dense.reference(architecture)
-    weights = {k: each.detach().clone() for k, each in oracle.named_parameters()}
-    model, tokens = to_model(architecture, from_hf(architecture, weights)), tokens_of(architecture, 33)
+    named, tokens = dense.stored_parameters(oracle), tokens_of(architecture, 33)
+    weights = {name: each.detach().clone() for name, each in named.items()}
+    model = to_model(architecture, from_hf(architecture, weights))
     with torch.no_grad():
         assert (model(tokens) - oracle(tokens).logits).abs().max() <= 1e-5
     losses = mean_loss(model, tokens), oracle(tokens, labels=tokens).loss
-    assert_same_step(architecture, model, oracle=oracle, losses=losses)
+    assert_same_step(architecture, model, oracle=oracle, losses=losses, named=named)
 
 
 COUNTED = [
@@ -215,13 +216,7 @@ SHARED = {
         "alibi": gpts.ALIBI,
         "plain": gpts.gpt(attention_bias=False, mlp_bias=False, position_embedding="rotary"),
     },
-    **{
-        family: {
-            "untied": dense.dense(family, vocab_size=132),
-            "tied": dense.dense(family, **dense.TIED),
-        }
-        for family in dense.FAMILIES
-    },
+    **{family: dense.shared(family) for family in dense.FAMILIES},
     # An even vocabulary, so that ranks have equal parts of it.
     "qwen3": {
         "untied": qwens.qwen3(vocab_size=132),
@@ -280,6 +275,12 @@ PUBLISHED = {
     "starcoder-15b": 15_517_456_384,
     "mistral-7b-v0.3": 7_248_023_552,
     "mistral-nemo-12b": 12_247_782_400,
+    "olmo2-1b": 1_484_916_736,
+    "olmo2-7b": 7_298_617_344,
+    "smollm3-3b": 3_075_098_624,
+    "phi-4-14b": 14_659_507_200,
+    "pythia-160m": 162_322_944,
+    "pythia-1.4b": 1_414_647_808,
     "qwen2.5-0.5b": 494_032_768,
     "qwen2.5-1.5b": 1_543_714_304,
     "qwen2.5-7b": 7_615_616_512,

@@ -26,6 +26,7 @@ SHAPES = {
     "qwen3": qwens.ARCHITECTURES["qwen3"],
     "qwen2": dense.ARCHITECTURES["qwen2"],
     "mistral": dense.ARCHITECTURES["mistral-tied"],
+    **{family: dense.ARCHITECTURES[family] for family in ("smollm3", "olmo2", "phi3", "gpt_neox")},
     "biencoder": biencoders.ARCHITECTURES["biencoder"],
     "biencoder-shared": biencoders.ARCHITECTURES["biencoder-shared"],
 }
@@ -43,6 +44,10 @@ LAYOUTS = {
     },
     "qwen2": {"mds_pipeline": ParallelLayout(3, 3), "megatron": ParallelLayout(3), **WHOLE},
     "mistral": {"mds": ParallelLayout(2), **WHOLE},
+    "smollm3": {"mds": ParallelLayout(3), "megatron": ParallelLayout(3), **WHOLE},
+    "phi3": {"mds_pipeline": ParallelLayout(1, 3), "megatron": ParallelLayout(3), **WHOLE},
+    "olmo2": {"native": ParallelLayout()},
+    "gpt_neox": {"native": ParallelLayout()},
     "biencoder": {"mds": ParallelLayout(2), "megatron": ParallelLayout(2), **TOWERS},
     "biencoder-shared": {"mds": ParallelLayout(), "megatron": ParallelLayout(), **TOWERS},
 }
@@ -103,9 +108,11 @@ def reference_of(architecture: Architecture) -> tuple[Any, dict[str, torch.Tenso
     if architecture.family == "bert":
         model = berts.reference(architecture)
         return model, berts.tensors_of(model)
-    family = qwens if architecture.family == "qwen3" else dense
-    model = family.reference(architecture)
-    return model, dict(model.named_parameters())
+    if architecture.family == "qwen3":
+        model = qwens.reference(architecture)
+        return model, dict(model.named_parameters())
+    model = dense.reference(architecture)
+    return model, dense.stored_parameters(model)
 
 
 def their_outputs(architecture: Architecture, model: Any) -> list[torch.Tensor]:
@@ -140,7 +147,11 @@ def test_folders_of_transformers_are_read_and_written(name: str, tmp_path: Path)
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
 
 
-GPT, (BERT, T5, HF_T5, QWEN3, QWEN2, MISTRAL, *_) = gpts.LEARNED, SHAPES.values()
+GPT, (BERT, T5, HF_T5, QWEN3, QWEN2, MISTRAL, SMOLLM3, _, PHI3, NEOX, *_) = (
+    gpts.LEARNED,
+    SHAPES.values(),
+)
+PARTIAL = {"rope_type": "default", "partial_rotary_factor": 0.35}
 BLOOM = {"apply_residual_connection_post_layernorm": True}
 
 
@@ -164,6 +175,8 @@ BLOOM = {"apply_residual_connection_post_layernorm": True}
         (BERT, {"hidden_act": "silu"}, "'silu': bert has gelu or"),
         (BERT, {"tie_word_embeddings": False}, "tie_word_embeddings: False: bert has True only"),
         (BERT, {"model_type": "bert"}, "model_type: 'bert' is not supported: it norms after atte"),
+        (MISTRAL, {"model_type": "mixtral"}, "have several experts; the nearest type is mistral;"),
+        (QWEN3, {"model_type": "gemma3_text"}, "windows in most layers; the nearest type is llama"),
         (BERT, {"model_type": "roberta"}, "model_type: 'roberta' is not known; choose a model of"),
         (T5, {"scale_embedding": True}, "scale_embedding: True is not supported; choose a model"),
         (T5, {"decoder_ffn_dim": 64}, "decoder_ffn_dim: 64 is not supported; choose a .* with 256"),
@@ -183,7 +196,16 @@ BLOOM = {"apply_residual_connection_post_layernorm": True}
         ),
         (QWEN2, {"use_sliding_window": True}, "use_sliding_window: True is not supported"),
         (MISTRAL, {"sliding_window": 63}, "63: is shorter than max_position_embeddings 64, and"),
-        (MISTRAL, {"sliding_window": "absent", "max_position_embeddings": 4097}, "window: 4096: is"),
+        (
+            MISTRAL,
+            {"sliding_window": "absent", "max_position_embeddings": 4097},
+            "window: 4096: is",
+        ),
+        (SMOLLM3, {"no_rope_layers": [0, 1, 1]}, "choose a model in which layers without"),
+        (SMOLLM3, {"use_sliding_window": True}, "use_sliding_window: True is not supported"),
+        (PHI3, {"sliding_window": 63}, "sliding_window: 63: is shorter than max_position"),
+        (PHI3, {"rope_scaling": None, "rope_parameters": PARTIAL}, "0.35: 5 numbers of heads of w"),
+        (NEOX, {"hidden_act": "silu"}, "hidden_act: 'silu': gpt_neox has gelu or"),
         (QWEN3, {"hidden_act": "gelu"}, "hidden_act: 'gelu': qwen3 has silu only"),
         (QWEN3, {"head_dim": 7}, "head_dim 7 is odd; rotary needs pairs"),
     ],

@@ -141,7 +141,9 @@ def choices(annotation: Any) -> tuple[Any, ...]:
 
 FAMILIES: dict[str, Axes] = {
     "biencoder": {"projection_dim": (0, 24)},
+    "gpt_neox": {"partial_rotary_factor": (0.25, 1.0)},
     "hf_t5": {"num_decoder_layers": (0, 2), "relative_attention_num_buckets": (8,)},
+    "phi3": {"partial_rotary_factor": (1.0, 0.5)},
     "retro": {
         "chunk_length": (4,),
         "first_retrieval_layer": (2, 1),
@@ -150,6 +152,7 @@ FAMILIES: dict[str, Axes] = {
         "encoder_hidden_dropout": (0.0, 0.1),
         "encoder_attention_dropout": (0.0, 0.1),
     },
+    "smollm3": {"no_rope_layer_interval": (2, 0)},
     "t5": {"num_decoder_layers": (0, 2)},
 }
 """Values of a family's own settings that are numbers."""

@@ -42,6 +42,8 @@ CASES: dict[str, dict[str, Any]] = {
         "vocab_size": 131,
     },
     "qwen2": {**_LLAMA, **_ROPE, "num_query_groups": 2, "add_qkv_bias": True},
+    "phi3": {**_LLAMA, **_ROPE, "rotary_percent": 0.5},
+    "smollm3": {**_LLAMA, **_ROPE, "no_rope_freq": 2},
     "gpt": {**_GPT, "position_embedding_type": "learned_absolute", "bias_gelu_fusion": True},
     "gpt-exact": {**_GPT, **_ROPE, "bias_gelu_fusion": False, "num_query_groups": 1},
     "gpt-bare": {**_GPT, **_ROPE, "add_bias_linear": False, "openai_gelu": True},
@@ -87,6 +89,7 @@ def arguments(name: str) -> Namespace:
         "max_position_embeddings": 32,
         "norm_epsilon": 1e-3,
         "rotary_percent": 1.0,
+        "no_rope_freq": None,
         "rotary_interleaved": False,
         "rotary_base": 10000,
         "use_rope_scaling": False,
@@ -122,7 +125,12 @@ def model_of(args: Namespace, rank: int, **options: Any) -> Any:
     same = (
         *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels"),
         *("num_query_groups", "qk_layernorm", "normalization", "add_bias_linear", "params_dtype"),
-        *("add_qkv_bias","tensor_model_parallel_size", "pipeline_model_parallel_size"),
+        *(
+            "add_qkv_bias",
+            "no_rope_freq",
+            "tensor_model_parallel_size",
+            "pipeline_model_parallel_size",
+        ),
     )
     config = TransformerConfig(
         **{name: getattr(args, name) for name in same},

@@ -1,6 +1,5 @@
 """Tiny dense causal models of awkward shapes, and transformers' models of the same shapes."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ def dense(family: str, **values: Any) -> Architecture:
     shape = {
         "vocab_size": 131,
         "hidden_size": 60,
-        "intermediate_size": 52,
+        "intermediate_size": 48,
         "num_hidden_layers": 3,
         "num_attention_heads": 6,
         "num_key_value_heads": 3,
@@ -25,8 +24,22 @@ def dense(family: str, **values: Any) -> Architecture:
     return Architecture(family=family, **(shape | values))
 
 
+def neox(**values: Any) -> Architecture:
+    """A gpt_neox: each of its heads has keys and values, and all are as wide as the stream."""
+    shape = {"num_key_value_heads": 6, "head_dim": None, "layer_norm_epsilon": 1e-3}
+    return dense("gpt_neox", **(shape | {"partial_rotary_factor": 0.2} | values))
+
+
 TIED: dict[str, Any] = {"tie_word_embeddings": True, "vocab_size": 128, "num_key_value_heads": 1}
 EVEN: dict[str, Any] = {"head_dim": None, "num_key_value_heads": 6, "rms_norm_eps": 1e-3}
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "short_factor": [1.0, 1.5],
+    "long_factor": [1.2, 3.0],
+}
 
 ARCHITECTURES = {
     "mistral": dense("mistral"),
@@ -35,19 +48,57 @@ ARCHITECTURES = {
     "qwen2": dense("qwen2"),
     "qwen2-tied": dense("qwen2", **TIED),
     "qwen2-even": dense("qwen2", **EVEN),
+    "smollm3": dense("smollm3", no_rope_layer_interval=2, tie_word_embeddings=False),
+    "smollm3-tied": dense("smollm3", no_rope_layer_interval=3, mlp_bias=True, **TIED),
+    "smollm3-biased": dense("smollm3", num_hidden_layers=4, attention_bias=True),
+    "smollm3-rotated": dense("smollm3", no_rope_layer_interval=0, num_hidden_layers=4, **EVEN),
+    "olmo2": dense("olmo2"),
+    "olmo2-tied": dense("olmo2", **TIED),
+    "olmo2-biased": dense("olmo2", attention_bias=True, **EVEN),
+    "phi3": dense("phi3", partial_rotary_factor=0.75, head_dim=16),
+    "phi3-tied": dense("phi3", **TIED),
+    "phi3-longrope": dense("phi3", rope_scaling=LONGROPE, partial_rotary_factor=0.4, **EVEN),
+    "gpt_neox": neox(),
+    "gpt_neox-tied": neox(tie_word_embeddings=True, hidden_act="gelu_new"),
+    "gpt_neox-serial": neox(use_parallel_residual=False, partial_rotary_factor=0.4),
+    "gpt_neox-whole": neox(partial_rotary_factor=1.0, attention_bias=False),
 }
+
+
+def shared(family: str) -> dict[str, Architecture]:
+    """Shapes that two or four ranks can divide."""
+    even: dict[str, Any] = {"num_attention_heads": 4, "vocab_size": 132}
+    if family == "gpt_neox":
+        even |= {"num_key_value_heads": 4, "partial_rotary_factor": 0.5}
+        serial = {"use_parallel_residual": False, "tie_word_embeddings": True}
+        return {"parallel": dense(family, **even), "serial": dense(family, **even, **serial)}
+    return {
+        "untied": dense(family, **even, num_key_value_heads=2),
+        "tied": dense(family, **TIED | even),
+    }
+
 
 FAMILIES = sorted({each.family for each in ARCHITECTURES.values()})
 
 
-def _same(_: Architecture) -> dict[str, Any]:
-    return {}
-
-
-OWN_KEYS: dict[str, Callable[[Architecture], dict[str, Any]]] = {
-    "mistral": lambda _: {"sliding_window": None},
-}
-"""Keys of transformers' config that have other names than our fields, by family."""
+def _own_keys(architecture: Architecture) -> dict[str, Any]:
+    """Keys of transformers' config that have other names or defaults than our fields."""
+    keys: dict[str, Any] = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
+    if architecture.family in ("mistral", "phi3"):
+        keys["sliding_window"] = None
+    if architecture.family == "phi3" and (scaling := architecture.rope_scaling):
+        keys["original_max_position_embeddings"] = scaling.original_max_position_embeddings
+    if architecture.family == "smollm3":
+        interval = architecture.setting("no_rope_layer_interval")
+        layers = range(architecture.num_hidden_layers)
+        rotating = [int(not interval or layer % interval != interval - 1) for layer in layers]
+        keys["no_rope_layers"] = None if interval == 4 else rotating
+    if architecture.family == "gpt_neox":
+        keys["use_parallel_residual"] = architecture.setting("use_parallel_residual")
+        keys["layer_norm_eps"] = architecture.layer_norm_epsilon
+    else:
+        keys["head_dim"] = architecture.head_dim
+    return keys
 
 
 def reference(architecture: Architecture) -> Any:
@@ -55,12 +106,21 @@ def reference(architecture: Architecture) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    own = {*(architecture.model_extra or {}), "family", "rope_theta", "rope_scaling"}
+    own = {*(architecture.model_extra or {}), "family", "rope_theta", "rope_scaling", "head_dim"}
     values = architecture.model_dump(exclude=own)
     rope = {"rope_type": "default", "rope_theta": architecture.rope_theta}
     if architecture.rope_scaling:
-        rope |= architecture.rope_scaling.model_dump(exclude_none=True)
-    values |= {"head_dim": architecture.head_dim, "rope_parameters": rope}
-    values |= OWN_KEYS.get(architecture.family, _same)(architecture)
+        rope |= architecture.rope_scaling.model_dump(mode="json", exclude_none=True)
+    if share := (architecture.model_extra or {}).get("partial_rotary_factor"):
+        rope["partial_rotary_factor"] = share
+    values |= {"rope_parameters": rope, **_own_keys(architecture)}
     config = AutoConfig.for_model(architecture.family, **values)
     return randomized(AutoModelForCausalLM.from_config(config))
+
+
+def stored_parameters(model: Any) -> dict[str, Any]:
+    """A reference's parameters by their names in files."""
+    renamed = (
+        {"lm_head.weight": "embed_out.weight"} if model.config.model_type == "gpt_neox" else {}
+    )
+    return {renamed.get(name, name): each for name, each in model.named_parameters()}

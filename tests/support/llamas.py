@@ -46,7 +46,7 @@ def reference(architecture: Architecture, dtype: torch.dtype = torch.float32) ->
     values = architecture.model_dump(exclude={"family", "rope_theta", "rope_scaling"})
     rope = {"rope_type": "default", "rope_theta": architecture.rope_theta}
     if architecture.rope_scaling:
-        rope |= architecture.rope_scaling.model_dump(exclude_none=True)
+        rope |= architecture.rope_scaling.model_dump(mode="json", exclude_none=True)
     model = LlamaForCausalLM(LlamaConfig(**values, rope_parameters=rope))
     return randomized(model, dtype)
 

@@ -38,6 +38,7 @@ _FILES = {
 _TENSORS = {
     r"base_model\.model\..*|(.*\.)?(lora|vera)_.*": ADAPTER,
     r".*\.(qweight|qzeros|g_idx|SCB|weight_(scale|scale_inv|packed|zero_point))": QUANTIZED,
+    r".*_proj_(blocks|scales)": QUANTIZED,
     r".*\.weight\.(absmax|quant_map|nested_\w+|quant_state\..*)": QUANTIZED,
 }
 

@@ -208,6 +208,19 @@ class Architecture(Settings):
         if self.position_embedding == "rotary":
             if self.head_dim % 2:
                 raise ValueError(f"head_dim {self.head_dim} is odd; rotary needs pairs")
+            share, width = self._optional("partial_rotary_factor", 1.0), self.rotary_width
+            if not 2 <= width <= self.head_dim or width % 2:
+                raise ValueError(
+                    f"partial_rotary_factor: {share}: {width} numbers of heads of width "
+                    f"{self.head_dim} would rotate; give a share that rotates an even number"
+                )
+            for name in ("short_factor", "long_factor"):
+                factors = getattr(self.rope_scaling, name, None)
+                if factors is not None and len(factors) != width // 2:
+                    raise ValueError(
+                        f"rope_scaling.{name}: {len(factors)} numbers: heads have {width // 2} "
+                        "frequencies; give as many numbers"
+                    )
         elif self.rope_theta != 10000.0 or self.rope_scaling is not None:
             raise ValueError(
                 "rope_theta and rope_scaling belong to position_embedding rotary, not "
@@ -247,6 +260,16 @@ class Architecture(Settings):
     def query_size(self) -> int:
         """Width of all query heads together."""
         return self.num_attention_heads * self.head_dim
+
+    @property
+    def rotary_width(self) -> int:
+        """Numbers at the start of each head that rotary positions turn; the rest has none."""
+        return int(self.head_dim * self._optional("partial_rotary_factor", 1.0))
+
+    def rotates(self, layer: int) -> bool:
+        """Whether a layer, from 0 on, rotates heads: NoPE layers do not (arXiv 2501.18795)."""
+        interval = self._optional("no_rope_layer_interval", 0)
+        return interval <= 0 or (layer + 1) % interval != 0
 
     @property
     def key_value_size(self) -> int:
@@ -308,6 +331,10 @@ class Architecture(Settings):
     def setting(self, name: str) -> Any:
         """Value of a setting that this family alone has."""
         return (self.model_extra or {})[name]
+
+    def _optional(self, name: str, default: Any) -> Any:
+        """Value of a setting that several families have; `default` of those without it."""
+        return (self.model_extra or {}).get(name, default)
 
     def check_context_parallel(self, size: int) -> None:
         """Check that `size` ranks can share a sequence."""

@@ -136,6 +136,7 @@ def _tiny_model(architecture: Architecture, parallel: ParallelSettings) -> Archi
         "num_key_value_heads": few_groups,
         "head_dim": _HEAD_DIM,
     }
+    changed |= _tiny_rope(architecture)
     layers = sum(parallel.pipeline_layers) or max(2, parallel.num_stages)
     while True:
         try:
@@ -145,6 +146,16 @@ def _tiny_model(architecture: Architecture, parallel: ParallelSettings) -> Archi
             if layers >= architecture.num_hidden_layers:
                 raise
             layers += 1
+
+
+def _tiny_rope(architecture: Architecture) -> dict[str, Any]:
+    """Rotary positions with a factor for each frequency of a narrow head, if there are factors."""
+    scaling = architecture.rope_scaling
+    if scaling is None or scaling.short_factor is None or scaling.long_factor is None:
+        return {}
+    number = architecture.rotary_width * _HEAD_DIM // architecture.head_dim // 2
+    factors = {name: getattr(scaling, name)[:number] for name in ("short_factor", "long_factor")}
+    return {"rope_scaling": scaling.model_dump() | factors}
 
 
 def _length(architecture: Architecture, parallel: ParallelSettings) -> int:

@@ -96,8 +96,8 @@ def test_rotary_buffers_of_old_checkpoints_are_left_out(folder: Path) -> None:
         ),
         ({"head_dim": 15}, "head_dim 15 is odd; rotary needs pairs"),
         (
-            {"rope_scaling": {"type": "dynamic", "factor": 2}},
-            "rope_scaling: .*dynamic.* is not .* one of default, linear, llama3, yarn$",
+            {"rope_scaling": {"type": "xpos", "factor": 2}},
+            "rope_scaling: .*xpos.* is not .* of default, linear, dynamic, llama3, yarn, longrope$",
         ),
         (
             {"rope_parameters": {"rope_type": "llama3", "factor": 2.0}},

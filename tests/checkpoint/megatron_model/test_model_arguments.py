@@ -99,6 +99,11 @@ CARRIED = [
         {"qk_layernorm": True, "norm_epsilon": 1e-3},
         {"family": "qwen3", "rms_norm_eps": 1e-3},
     ),
+    (LLAMA, {"add_bias_linear": False, "add_qkv_bias": True}, {"family": "qwen2"}),
+    (LLAMA, {"add_qkv_bias": True}, {"family": "qwen2", "rope_theta": 10000.0}),
+    (LLAMA, {"rotary_percent": 0.5}, {"family": "phi3", "partial_rotary_factor": 0.5}),
+    (LLAMA, {"no_rope_freq": 2}, {"family": "smollm3", "no_rope_layer_interval": 2}),
+    (LLAMA, {"no_rope_freq": [0, 1, 0, 1]}, {"family": "smollm3", "no_rope_layer_interval": 2}),
 ]
 
 
@@ -142,9 +147,11 @@ REFUSED = [
     (GPT, {"hybrid_override_pattern": "M-M*"}),
     (GPT, {"add_position_embedding": False}),
     (GPT, {"add_bias_linear": False, "add_qkv_bias": True}),
-    (LLAMA, {"rotary_percent": 0.5}),
+    (LLAMA, {"add_qkv_bias": True, "qk_layernorm": True}),
+    (LLAMA, {"rotary_percent": 0.5, "no_rope_freq": 2}),
+    ({**GPT, "position_embedding_type": "rope"}, {"rotary_percent": 0.5}),
     (LLAMA, {"rotary_interleaved": True}),
-    (LLAMA, {"no_rope_freq": 4}),
+    (LLAMA, {"no_rope_freq": [1, 0, 0, 1]}),
     (LLAMA, {"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}),
     (LLAMA, {"position_embedding_type": "none"}),
     (LLAMA, {"position_embedding_type": "mrope"}),
@@ -277,7 +284,7 @@ def test_a_warning_is_printed_for_gpts_that_megatron_has_no_arguments_for(
 @pytest.mark.parametrize("kind", ["mds", "mds-pipeline", "megatron", "universal"])
 def test_every_format_refuses_an_unsupported_argument(kind: str, tmp_path: Path) -> None:
     folder = converted(tmp_path, GQA, kind)
-    megatron_names.remove_tokamake_arguments(folder, rotary_percent=0.5)
-    with pytest.raises(UserError, match=r"\.pt: args\.rotary_percent: 0\.5: means") as error:
+    megatron_names.remove_tokamake_arguments(folder, rotary_interleaved=True)
+    with pytest.raises(UserError, match=r"\.pt: args\.rotary_interleaved: True: means") as error:
         open_any(folder)
     assert str(error.value).startswith(str(folder))

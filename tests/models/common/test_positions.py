@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.support import hf_folder
+from tests.support.cached import decoded
 from tests.support.llamas import ARCHITECTURES, reference, tensors_of
 from tokamake.checkpoint.hf import config_json
 from tokamake.checkpoint.model_tensors import to_model
@@ -15,6 +16,7 @@ from tokamake.config.architecture import Architecture
 from tokamake.models.common.positions import alibi, alibi_slopes, rotary, rotary_frequencies
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LONGROPE = {"rope_type": "longrope", "factor": 4.0, "original_max_position_embeddings": 32}
 SCALINGS: dict[str, dict[str, Any] | None] = {
     "default": None,
     "linear": {"rope_type": "linear", "factor": 3.0},
@@ -25,6 +27,9 @@ SCALINGS: dict[str, dict[str, Any] | None] = {
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
     },
+    "dynamic": {"rope_type": "dynamic", "factor": 2.0},
+    "longrope": LONGROPE,
+    "longrope-factor": LONGROPE | {"attention_factor": 1.2},
     "yarn": YARN,
     "yarn-betas": YARN | {"beta_fast": 20.0, "beta_slow": 2.0, "attention_factor": 1.3},
     "yarn-mscale": YARN | {"mscale": 1.0, "mscale_all_dim": 0.6, "truncate": False},
@@ -34,18 +39,32 @@ SCALINGS: dict[str, dict[str, Any] | None] = {
 
 def scaled(scaling: dict[str, Any] | None, **values: Any) -> Architecture:
     shape = ARCHITECTURES[5].model_dump() | {"max_position_embeddings": 128} | values
-    return Architecture(**(shape | {"rope_scaling": scaling}))
+    return Architecture(**(shape | {"rope_scaling": with_factors(scaling, shape["hidden_size"])}))
+
+
+def with_factors(scaling: dict[str, Any] | None, hidden_size: int) -> dict[str, Any] | None:
+    """Add factors of longrope for 4 heads: a short and a long one for each frequency."""
+    if scaling is None or scaling["rope_type"] != "longrope":
+        return scaling
+    numbers = range(hidden_size // 8)
+    short, long = ([1 + by * number for number in numbers] for by in (0.01, 0.3))
+    return scaling | {"short_factor": short, "long_factor": long}
 
 
 @pytest.mark.parametrize("width", [16, 64, 128])
-@pytest.mark.parametrize("name", SCALINGS)
-def test_frequencies_and_attention_factor_equal_transformers(name: str, width: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "longer"), [*((name, False) for name in SCALINGS), ("longrope", True)]
+)
+def test_frequencies_and_attention_factor_equal_transformers(
+    name: str, longer: bool, width: int
+) -> None:
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    scaling = SCALINGS[name]
+    scaling = with_factors(SCALINGS[name], 4 * width)
     architecture = scaled(scaling, hidden_size=4 * width)
-    frequencies, factor = rotary_frequencies(architecture)
+    longest = 33 if longer else 32
+    frequencies, factor = rotary_frequencies(architecture, longest=longest)
     rope = {"rope_type": "default", "rope_theta": architecture.rope_theta} | (scaling or {})
     config = LlamaConfig(
         hidden_size=4 * width,
@@ -57,8 +76,8 @@ def test_frequencies_and_attention_factor_equal_transformers(name: str, width: i
         expected = architecture.rope_theta ** -(torch.arange(0, width, 2).double() / width)
         expected, expected_factor = expected.float(), 1.0
     else:
-        expected, expected_factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config)
-        assert not torch.allclose(
+        expected, expected_factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, seq_len=longest)
+        assert name == "dynamic" or not torch.allclose(
             frequencies, rotary_frequencies(scaled(None, hidden_size=4 * width))[0]
         )
     torch.testing.assert_close(frequencies, expected, rtol=1e-6, atol=0)
@@ -84,6 +103,18 @@ def test_logits_equal_transformers_and_configs_round_trip(name: str, tmp_path: P
     with torch.no_grad():
         assert torch.equal(loaded(tokens).logits, expected)
     assert config_json.read_config(tmp_path / "by_tokamake")[0] == architecture
+
+
+@pytest.mark.parametrize("length", [32, 33])
+def test_longrope_takes_the_factors_of_the_longest_row_that_may_come(length: int) -> None:
+    architecture = scaled(LONGROPE)
+    oracle, tokens = reference(architecture), torch.arange(length)[None]
+    model = to_model(architecture, tensors_of(oracle, architecture))
+    with torch.no_grad():
+        expected = oracle(tokens).logits
+        assert (model(tokens) - expected).abs().max() <= 1e-5
+        # A cache has the capacity for all tokens from the start.
+        assert (decoded(model, tokens, [length - 2, 1, 1]) - expected).abs().max() <= 1e-5
 
 
 def test_positions_may_differ_from_row_to_row() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support import berts, gpts, llamas, qwens, t5s
+from tests.support import berts, dense, gpts, llamas, qwens, t5s
 from tests.support.families import named_tensors
 from tokamake.checkpoint import model_tensors
 from tokamake.config.architecture import Architecture
@@ -13,6 +13,7 @@ MODELS = [
     llamas.WIDE_HEADS,
     *gpts.ARCHITECTURES.values(),
     *qwens.ARCHITECTURES.values(),
+    *dense.ARCHITECTURES.values(),
     *berts.ARCHITECTURES.values(),
     *t5s.ARCHITECTURES.values(),
     *t5s.HF_ARCHITECTURES.values(),

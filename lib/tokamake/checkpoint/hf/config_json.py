@@ -70,19 +70,18 @@ def _find_model_type(model_type: Any, file: Path) -> tuple[str, HFFormat]:
         for family in plugins.names(_FAMILIES)
         for model_format in plugins.load(_FAMILIES, family).HUGGING_FACE
     }
+    if model_type in formats:
+        return formats[model_type]
+    known = f"choose a model of type {', '.join(sorted(formats))}"
     for family in plugins.names(_FAMILIES):
-        refused = getattr(plugins.load(_FAMILIES, family), "REFUSED", {})
-        if model_type in refused:
+        plug_in = plugins.load(_FAMILIES, family)
+        if reason := getattr(plug_in, "REFUSED", {}).get(model_type):
+            nearest = plug_in.HUGGING_FACE[0].model_type
             raise UserError(
-                f"{file}: model_type: {model_type!r} is not supported: {refused[model_type]}; "
-                f"choose a model of type {', '.join(sorted(formats))}"
+                f"{file}: model_type: {model_type!r} is not supported: {reason}; the nearest type "
+                f"is {nearest}; {known}"
             )
-    if model_type not in formats:
-        raise UserError(
-            f"{file}: model_type: {model_type!r} is not known; choose a model of type "
-            f"{', '.join(sorted(formats))}"
-        )
-    return formats[model_type]
+    raise UserError(f"{file}: model_type: {model_type!r} is not known; {known}")
 
 
 def format_for(architecture: Architecture) -> HFFormat:

@@ -80,6 +80,15 @@ def gated_layer(architecture: Architecture, *, size: int, fused_norm: bool) -> S
     )
 
 
+def gated_layer_with_head_norms(
+    architecture: Architecture, *, size: int, fused_norm: bool
+) -> SavedActivations:
+    """Bytes per token of a gated layer whose queries and keys are normed; see `gated_layer`."""
+    layer = gated_layer(architecture, size=size, fused_norm=fused_norm)
+    width = architecture.query_size + architecture.key_value_size
+    return layer._replace(split=layer.split + rms_norm_bytes(width, size, fused=fused_norm))
+
+
 def decoder_layer(
     architecture: Architecture,
     *,

@@ -39,7 +39,9 @@ class Decoder(LanguageModel):
             x_BLD = dropped(self.embedded(x, position_ids), dropout, "embedding")
         cos, sin = None, None
         if self.architecture.position_embedding == "rotary":
-            cos, sin = rotary(position_ids, self.architecture, x_BLD.dtype)
+            # Ranks and passes that share a row agree on its length.
+            longest = cache.capacity if cache else places.shape[-1] * self.mesh.context.size
+            cos, sin = rotary(position_ids, self.architecture, x_BLD.dtype, longest=longest)
         mask = self.biased(self.mask(document_ids, cache), x_BLD, places=places, cache=cache)
         x_BLD = self.through_layers(x_BLD, cos, sin, mask, dropout, cache=cache, **further)
         return self.logits(x_BLD, cache) if self.is_last else x_BLD

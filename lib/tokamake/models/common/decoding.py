@@ -39,8 +39,11 @@ def applies(layers: Sequence[nn.Module], x: Tensor, *, cache: KeyValueCache) -> 
 
 
 def _is_plain(layer: nn.Module) -> bool:
-    """Whether a layer has joined projections, RMS norms, no norms of heads, and no peers."""
-    if not isinstance(layer, TransformerLayer):
+    """Whether a layer has joined projections, RMS norms, no norms of heads, and no peers.
+
+    It also rotates whole heads.
+    """
+    if type(layer) is not TransformerLayer:
         return False
     attention, mlp = layer.self_attn, layer.mlp
     return (
@@ -48,6 +51,7 @@ def _is_plain(layer: nn.Module) -> bool:
         and isinstance(attention, Attention)
         and attention.qkv_proj is not None
         and attention.is_alone
+        and attention.rotates_whole_heads
         and isinstance(attention.q_norm, nn.Identity)
         and isinstance(mlp, GatedMLP)
         and mlp.gate_up_proj is not None

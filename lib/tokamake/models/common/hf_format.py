@@ -16,7 +16,9 @@ from tokamake.config.architecture import Architecture
 from tokamake.config.rope_scaling import SCALING
 
 _ROPE_TYPES = ("default", *SCALING)
+_FIRST_LENGTH = "original_max_position_embeddings"
 _LAYER = re.compile(r"model\.((?:\w+\.)?)layers\.(\d+)\.(.+)\.(weight|bias)")
+_GATE_UP = re.compile(r"mlp\.(gate|up)_proj\b")
 _QKV = re.compile(r"self_attn\.([qkv])_proj\b")
 
 
@@ -26,6 +28,24 @@ def _nothing(_: Any) -> dict[str, Any]:
 
 def _no_problem(_: Any) -> None:
     return None
+
+
+def short_window(config: Mapping[str, Any], *, window: int | None, longest: int) -> str | None:
+    """Message about a window that hides tokens of the longest sequences; None: it hides none.
+
+    Args:
+        window: sliding_window of a config without it.
+        longest: max_position_embeddings of a config without it.
+    """
+    window = config.get("sliding_window", window)
+    longest = config.get("max_position_embeddings") or longest
+    if window is None or window >= longest:
+        return None
+    return (
+        f"sliding_window: {window}: is shorter than max_position_embeddings {longest}, and "
+        f"attention to a window is not supported; set max_position_embeddings to {window} to use "
+        "the model for such sequences, or choose a model without a window"
+    )
 
 
 def same_keys(*names: str) -> dict[str, tuple[str, ...]]:
@@ -95,6 +115,18 @@ class HFFormat:
     fused_rows: Literal["stacked", "grouped"] = "grouped"
     """Rows of that module: all queries, then keys, then values; or query heads, key and value of
     each key and value head in turn."""
+    fused_mlp: str | None = None
+    """Name of the module that has the gate, then the up projection in one."""
+    rope_types: tuple[str, ...] = _ROPE_TYPES
+    """Kinds of rotary positions that transformers has for such models."""
+    first_length: int | None = None
+    """original_max_position_embeddings of a config without it; None: max_position_embeddings."""
+    rope_base: str = "rope_theta"
+    """Older key of the base of rotary positions."""
+    partial_rotary: str | None = None
+    """Older key of partial_rotary_factor, for types whose heads may rotate in part."""
+    output: str = "lm_head"
+    """Name of the output layer."""
     transposed: bool = False
     """Whether weights of projections have the shape (inputs, outputs)."""
     ignored: str = "$^"
@@ -108,11 +140,13 @@ class HFFormat:
             stack, number, module, kind = match.groups()
             if self.fused and _QKV.fullmatch(module):
                 module = self.fused
+            elif self.fused_mlp and _GATE_UP.fullmatch(module):
+                module = self.fused_mlp
             module = self.names.get(stack + module) or self.names.get(module, module)
             return f"{self.prefix}{stack}{self.layers}.{number}.{module}.{kind}"
         module, _, kind = ours.rpartition(".")
         if module == "lm_head":
-            return ours
+            return f"{self.output}.{kind}"
         module = module.removeprefix("model.")
         if module in self.heads:
             return f"{self.heads[module]}.{kind}"
@@ -130,11 +164,13 @@ class HFFormat:
 
     def is_outside(self, name: str) -> bool:
         """Whether a stored tensor has no prefix, even in a whole model."""
-        heads = ("lm_head.", *self.heads.values(), *self.as_rows.values())
+        heads = (f"{self.output}.", *self.heads.values(), *self.as_rows.values())
         return name.startswith(heads) or name in self.copies
 
     def rows(self, architecture: Architecture, name: str, number: int) -> list[tuple[slice, int]]:
         """Ranges of rows of our tensor, and where each begins in the stored, untransposed one."""
+        if self.fused_mlp and (half := _GATE_UP.search(name)):
+            return [(slice(0, number), 0 if half[1] == "gate" else number)]
         part = _QKV.search(name)
         if not self.fused or not part:
             return [(slice(0, number), 0)]
@@ -168,10 +204,11 @@ class HFFormat:
         key = _rope_key(config)
         parameters = config.get(key) or {}
         share = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-        if self.rotary and (_rope_type(parameters) not in _ROPE_TYPES or share not in (None, 1)):
+        is_whole = self.partial_rotary is not None or share in (None, 1)
+        if self.rotary and (_rope_type(parameters) not in self.rope_types or not is_whole):
             return (
                 f"{key}: {json.dumps(parameters)} is not supported; choose a model that turns "
-                f"whole heads and whose rope_type is one of {', '.join(_ROPE_TYPES)}"
+                f"whole heads and whose rope_type is one of {', '.join(self.rope_types)}"
             )
         return None
 
@@ -190,7 +227,7 @@ class HFFormat:
             values |= {name: stated[0]} if stated else {}
         values |= self.implied
         if self.rotary:
-            values |= _rope_fields(config)
+            values |= self._rope_fields(config)
         if "num_attention_heads" in values:
             values.setdefault("num_key_value_heads", values["num_attention_heads"])
         values |= self.extra_fields({**config, **values})
@@ -201,8 +238,46 @@ class HFFormat:
         # A head_dim that follows from the rest is not in `values`.
         values = architecture.model_dump()
         keys = {keys[0]: values[name] for name, keys in self.keys.items() if name in values}
-        rope = _rope_keys(architecture) if self.rotary else {}
+        rope = self._rope_keys(architecture) if self.rotary else {}
         return {**keys, **rope, **self.constants, **self.extra_keys(architecture)}
+
+    def _rope_fields(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Base, scaling and share of heads: keys in transformers 4, all in rope_parameters in 5."""
+        parameters = config.get(_rope_key(config)) or {}
+        theta = parameters.get("rope_theta") or config.get(self.rope_base)
+        fields: dict[str, Any] = {"rope_theta": theta or self.defaults.get("rope_theta", 10000.0)}
+        if self.partial_rotary:
+            shares = (parameters.get("partial_rotary_factor"), config.get(self.partial_rotary))
+            stated = [float(share) for share in shares if share is not None]
+            fields |= {"partial_rotary_factor": stated[0]} if stated else {}
+        kind = _rope_type(parameters)
+        if kind == "default" or kind not in self.rope_types:
+            return {**fields, "rope_scaling": None}
+        scaling = {name: value for name, value in parameters.items() if name in _scaling_keys(kind)}
+        longest = config.get("max_position_embeddings")
+        if kind in ("llama3", "yarn", "longrope") and longest is not None:
+            # As in transformers, a key outside counts before one inside.
+            outside = config.get(_FIRST_LENGTH, self.first_length)
+            scaling[_FIRST_LENGTH] = outside or scaling.get(_FIRST_LENGTH, longest)
+            if kind != "llama3" and scaling.get("factor") is None:
+                scaling["factor"] = max(1.0, longest / scaling[_FIRST_LENGTH])
+        return {**fields, "rope_scaling": scaling | {"rope_type": kind}}
+
+    def _rope_keys(self, architecture: Architecture) -> dict[str, Any]:
+        scaling, theta = architecture.rope_scaling, architecture.rope_theta
+        base: dict[str, Any] = {"rope_theta": theta}
+        keys: dict[str, Any] = {self.rope_base: theta}
+        if self.partial_rotary:
+            share = architecture.setting("partial_rotary_factor")
+            base |= {"partial_rotary_factor": share}
+            keys |= {self.partial_rotary: share}
+        if scaling is None:
+            return {**keys, "rope_parameters": {**base, "rope_type": "default"}}
+        values = scaling.model_dump(exclude_none=True)
+        if self.first_length is not None and _FIRST_LENGTH in values:
+            keys |= {_FIRST_LENGTH: values[_FIRST_LENGTH]}
+        # The first key is that of transformers 4, which 5 reads, too, with the base beside it.
+        return {**keys, "rope_scaling": values, "rope_parameters": {**base, **values}}
 
     @property
     def rotary(self) -> bool:
@@ -229,39 +304,11 @@ def _rope_key(config: Mapping[str, Any]) -> str:
 
 def _rope_type(parameters: Mapping[str, Any]) -> str:
     kind: str = parameters.get("rope_type") or parameters.get("type") or "default"
-    return kind
+    return "longrope" if kind == "su" else kind  # its name in early files of Phi-3
 
 
 def _scaling_keys(kind: str) -> set[str]:
     return {"factor"}.union(*SCALING[kind]) if kind in SCALING else set()
-
-
-def _rope_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Base and scaling: two keys in transformers 4, both in rope_parameters in 5."""
-    parameters = config.get(_rope_key(config)) or {}
-    theta = parameters.get("rope_theta") or config.get("rope_theta") or 10000.0
-    kind = _rope_type(parameters)
-    if kind == "default":
-        return {"rope_theta": theta, "rope_scaling": None}
-    scaling = {name: value for name, value in parameters.items() if name in _scaling_keys(kind)}
-    if kind in ("llama3", "yarn") and "max_position_embeddings" in config:
-        scaling.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
-    return {"rope_theta": theta, "rope_scaling": scaling | {"rope_type": kind}}
-
-
-def _rope_keys(architecture: Architecture) -> dict[str, Any]:
-    scaling, theta = architecture.rope_scaling, architecture.rope_theta
-    if scaling is None:
-        return {
-            "rope_theta": theta,
-            "rope_parameters": {"rope_theta": theta, "rope_type": "default"},
-        }
-    values = scaling.model_dump(exclude_none=True)
-    return {
-        "rope_theta": theta,
-        "rope_scaling": values,  # the key of transformers 4, which 5 reads, too
-        "rope_parameters": {"rope_theta": theta, **values},
-    }
 
 
 def label_keys(names: Sequence[str]) -> dict[str, Any]:

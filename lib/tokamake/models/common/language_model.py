@@ -15,7 +15,13 @@ from torch.nn import functional as F
 from tokamake.config.architecture import Architecture
 from tokamake.models.common import decoding
 from tokamake.models.common.key_value_cache import KeyValueCache
-from tokamake.models.common.layers import MLP, Attention, GatedMLP, TransformerLayer
+from tokamake.models.common.layers import (
+    MLP,
+    Attention,
+    GatedMLP,
+    PostNormLayer,
+    TransformerLayer,
+)
 from tokamake.models.common.recompute import NONE, Recompute, run
 from tokamake.parallel.attention import AttentionMask
 from tokamake.parallel.axis import part
@@ -154,7 +160,7 @@ class LanguageModel(nn.Module):
         kind = GatedMLP if self.is_gated else MLP
         return kind(self.architecture, self.mesh)
 
-    def build_layer(self) -> TransformerLayer:
+    def build_layer(self) -> TransformerLayer | PostNormLayer:
         """Build a layer; families with another layer replace this."""
         return TransformerLayer(self.build_norm, self.build_attention(), mlp=self.build_mlp())
 
@@ -163,6 +169,7 @@ class LanguageModel(nn.Module):
         for number, layer in self.layers.items():
             attention: Any = layer.self_attn
             attention.number = int(number)
+            attention.rotates = self.architecture.rotates(int(number))
 
     @property
     def blocks(self) -> list[nn.Module]:

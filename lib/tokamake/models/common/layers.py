@@ -30,11 +30,13 @@ class Attention(nn.Module):
     """Self-attention; query heads share key and value heads (GQA, arXiv 2305.13245).
 
     Each tensor-parallel rank has some query heads, and the key and value heads that these use.
-    `head_norm` builds a norm of each query and key head, before rotation. `qkv_bias` says whether
-    queries, keys and values have biases; None: as `attention_bias` says, which the output has, too.
+    `head_norm` builds the norms of query and of key heads, (..., heads, K), before rotation; see
+    `head_norms`. `qkv_bias` says whether queries, keys and values have biases; None: as
+    `attention_bias` says, which the output has, too.
 
     Attributes:
         number: layer index in the whole model.
+        rotates: whether the layer has rotary positions, if the model has some.
     """
 
     def __init__(
@@ -42,31 +44,37 @@ class Attention(nn.Module):
         architecture: Architecture,
         mesh: Mesh = SINGLE_RANK,
         *,
-        head_norm: Callable[[], nn.Module] = nn.Identity,
+        head_norm: Callable[..., nn.Module] = nn.Identity,
         qkv_bias: bool | None = None,
     ) -> None:
         super().__init__()
-        self.number = 0
+        self.number, self.rotates = 0, True
         self._mesh, self._width = mesh, architecture.head_dim
-        hidden, query, out_bias = (
-            architecture.hidden_size,
-            architecture.query_size,
-            architecture.attention_bias,
-        )
+        self._rotary_width = architecture.rotary_width
+        hidden, query = architecture.hidden_size, architecture.query_size
+        out_bias = architecture.attention_bias
         bias = out_bias if qkv_bias is None else qkv_bias
         self.q_proj = ColumnParallelLinear(hidden, query, mesh=mesh, bias=bias)
         self.k_proj = key_value_projection(architecture, mesh, bias=bias)
         self.v_proj = key_value_projection(architecture, mesh, bias=bias)
         self.o_proj = RowParallelLinear(query, hidden, mesh=mesh, bias=out_bias)
-        self.q_norm, self.k_norm = head_norm(), head_norm()
+        heads, groups = architecture.num_attention_heads, architecture.num_key_value_heads
+        self.q_norm, self.k_norm = (
+            head_norm(architecture, mesh, num_heads=number) for number in (heads, groups)
+        )
         width = architecture.head_dim
-        self._heads = (len(self.q_proj.weight) // width, architecture.num_key_value_heads, width)
+        self._heads = (len(self.q_proj.weight) // width, groups, width)
         self.qkv_proj: JoinedLinear | None = None
 
     @property
     def is_alone(self) -> bool:
         """Whether no other rank has a part of the heads or of the tokens."""
         return self._mesh.tensor.size == self._mesh.context.size == 1
+
+    @property
+    def rotates_whole_heads(self) -> bool:
+        """Whether the layer has rotary positions that turn all of each head."""
+        return self.rotates and self._rotary_width == self._width
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -106,7 +114,7 @@ class Attention(nn.Module):
         q_BHLK = self.q_norm(q_BLHK).transpose(1, 2)
         k_BGSK = self.k_norm(k_BLGK).transpose(1, 2)
         v_BGSK = v_BLGK.transpose(1, 2)
-        if cos_LK is not None and sin_LK is not None:
+        if self.rotates and cos_LK is not None and sin_LK is not None:
             q_BHLK = rotate(q_BHLK, cos_LK, sin_LK)
             k_BGSK = rotate(k_BGSK, cos_LK, sin_LK)
         if cache is not None:  # S: these tokens and the cached ones
@@ -212,3 +220,56 @@ class TransformerLayer(nn.Module):
         x_BLD = x_BLD + dropped(y_BLD, dropout, "attention_output", layer=self.self_attn)
         y_BLD = self.mlp(self.post_attention_layernorm(x_BLD))
         return x_BLD + dropped(y_BLD, dropout, "mlp_output", layer=self.self_attn)
+
+
+class PostNormLayer(nn.Module):
+    """A layer that norms the results of attention and MLP, before they are added (OLMo 2).
+
+    Its norms have the names of Hugging Face's Gemma 2.
+    """
+
+    def __init__(
+        self, norm: Callable[[], nn.Module], attention: Attention, *, mlp: nn.Module
+    ) -> None:
+        super().__init__()
+        self.self_attn = attention
+        self.post_attention_layernorm = norm()
+        self.mlp = mlp
+        self.post_feedforward_layernorm = norm()
+
+    def forward(
+        self,
+        x_BLD: Tensor,
+        cos_LK: Tensor | None,
+        sin_LK: Tensor | None,
+        mask: AttentionMask = None,
+        dropout: Dropout | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """Transform token states; see `Attention.forward` for the arguments."""
+        y_BLD: Tensor = self.self_attn(x_BLD, cos_LK, sin_LK, mask, dropout, cache)
+        y_BLD = self.post_attention_layernorm(y_BLD)
+        x_BLD = x_BLD + dropped(y_BLD, dropout, "attention_output", layer=self.self_attn)
+        y_BLD = self.post_feedforward_layernorm(self.mlp(x_BLD))
+        return x_BLD + dropped(y_BLD, dropout, "mlp_output", layer=self.self_attn)
+
+
+class ParallelLayer(TransformerLayer):
+    """A pre-norm layer whose attention and MLP see the same states (GPT-NeoX, arXiv 2204.06745)."""
+
+    def forward(
+        self,
+        x_BLD: Tensor,
+        cos_LK: Tensor | None,
+        sin_LK: Tensor | None,
+        mask: AttentionMask = None,
+        dropout: Dropout | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """Transform token states; see `Attention.forward` for the arguments."""
+        y_BLD: Tensor = self.self_attn(
+            self.input_layernorm(x_BLD), cos_LK, sin_LK, mask, dropout, cache
+        )
+        y_BLD = dropped(y_BLD, dropout, "attention_output", layer=self.self_attn)
+        z_BLD: Tensor = self.mlp(self.post_attention_layernorm(x_BLD))
+        return x_BLD + y_BLD + dropped(z_BLD, dropout, "mlp_output", layer=self.self_attn)

@@ -16,7 +16,11 @@ from tokamake.config.rope_scaling import RopeScaling
 
 
 def rotary(
-    positions: Tensor, architecture: Architecture, dtype: torch.dtype = torch.float32
+    positions: Tensor,
+    architecture: Architecture,
+    dtype: torch.dtype = torch.float32,
+    *,
+    longest: int = 0,
 ) -> tuple[Tensor, Tensor]:
     """Cosines and sines of rotary position embedding (arXiv 2104.09864).
 
@@ -24,11 +28,12 @@ def rotary(
 
     Args:
         positions: (L,) for all rows, or (B, L).
+        longest: tokens of the longest row that may come; longrope depends on it.
 
     Returns:
-        (L, K) each, or (B, 1, L, K), for `rotate`.
+        (L, K) each, or (B, 1, L, K), for `rotate`; K is the part of a head that rotates.
     """
-    frequencies, factor = rotary_frequencies(architecture, positions.device)
+    frequencies, factor = rotary_frequencies(architecture, positions.device, longest=longest)
     # Angles are fp32: positions beyond 256 are not exact in bf16.
     angles = positions.float()[..., None] * frequencies
     angles = torch.cat((angles, angles), dim=-1)
@@ -41,12 +46,18 @@ def rotary(
 
 
 def rotate(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
-    """Rotate each head by the angles of its position; pairs are (i, i + K/2) as in Hugging Face."""
+    """Rotate each head by the angles of its position; pairs are (i, i + K/2) as in Hugging Face.
+
+    Angles may be narrower than heads: the rest of each head does not rotate.
+    """
+    width = cos_LK.shape[-1]
     if torch.compiler.is_compiling():
         # The compiler fuses the formula itself.
-        first, second = x_BHLK.chunk(2, dim=-1)
-        return x_BHLK * cos_LK + torch.cat((-second, first), dim=-1) * sin_LK
-    half = x_BHLK.shape[-1] // 2
+        turned, rest = x_BHLK[..., :width], x_BHLK[..., width:]
+        first, second = turned.chunk(2, dim=-1)
+        turned = turned * cos_LK + torch.cat((-second, first), dim=-1) * sin_LK
+        return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+    half = width // 2
     if not torch.is_grad_enabled():
         return _rotated(x_BHLK, cos_LK[..., :half], sin_LK[..., :half], 1)
     y_BHLK: Tensor = _Rotate.apply(x_BHLK, cos_LK[..., :half], sin_LK[..., :half])
@@ -68,26 +79,34 @@ class _Rotate(torch.autograd.Function):
 
 
 def _rotated(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor, sign: int) -> Tensor:
-    y_BHLK = torch.empty_like(x_BHLK)
-    (first, second), (left, right) = x_BHLK.chunk(2, dim=-1), y_BHLK.chunk(2, dim=-1)
+    # In the layout of the input: attention and its output take it over without copies.
+    y_BHLK, width = torch.empty_like(x_BHLK), 2 * cos_LK.shape[-1]
+    (first, second), (left, right) = (
+        each[..., :width].chunk(2, dim=-1) for each in (x_BHLK, y_BHLK)
+    )
     torch.mul(first, cos_LK, out=left).addcmul_(second, sin_LK, value=-sign)
     torch.mul(second, cos_LK, out=right).addcmul_(first, sin_LK, value=sign)
+    if width < x_BHLK.shape[-1]:
+        y_BHLK[..., width:] = x_BHLK[..., width:]
     return y_BHLK
 
 
 def rotary_frequencies(
-    architecture: Architecture, device: torch.device | None = None
+    architecture: Architecture, device: torch.device | None = None, *, longest: int = 0
 ) -> tuple[Tensor, float]:
-    """Angles per position, (K / 2,) fp32, and the factor of cosines and sines."""
-    even = torch.arange(0, architecture.head_dim, 2, device=device).float()
-    plain = 1.0 / architecture.rope_theta ** (even / architecture.head_dim)
+    """Angles per position, (rotary width / 2,) fp32, and the factor of cosines and sines."""
+    width = architecture.rotary_width
+    even = torch.arange(0, width, 2, device=device).float()
+    plain = 1.0 / architecture.rope_theta ** (even / width)
     scaling = architecture.rope_scaling
-    if scaling is None:
+    if scaling is None or scaling.rope_type == "dynamic":
         return plain, 1.0
     if scaling.rope_type == "linear":
         return plain / scaling.factor, 1.0
     if scaling.rope_type == "llama3":
         return _llama3(plain, scaling), 1.0
+    if scaling.rope_type == "longrope":
+        return _longrope(plain, scaling, longest=longest)
     return _yarn(plain, architecture.rope_theta, scaling=scaling), _yarn_attention_factor(scaling)
 
 
@@ -99,6 +118,20 @@ def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:
     turns = _length(scaling) * plain / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
     return (1 - kept) * plain / scaling.factor + kept * plain
+
+
+def _longrope(plain: Tensor, scaling: RopeScaling, *, longest: int) -> tuple[Tensor, float]:
+    """Divide each frequency by its own factor (arXiv 2402.13753).
+
+    All tokens of a row need the same factors: keys of earlier tokens are rotated already.
+    """
+    original = _length(scaling)
+    factors = scaling.long_factor if longest > original else scaling.short_factor
+    assert factors is not None
+    sharpened = scaling.attention_factor
+    if sharpened is None:
+        sharpened = math.sqrt(1 + math.log(scaling.factor) / math.log(original))
+    return plain / torch.tensor(factors, device=plain.device), sharpened
 
 
 def _yarn(plain: Tensor, theta: float, *, scaling: RopeScaling) -> Tensor:

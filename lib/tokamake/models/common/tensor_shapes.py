@@ -5,14 +5,34 @@ Tests compare them with the parameters of the family's `Model`, in their order.
 
 import re
 from collections.abc import Callable
+from typing import Literal, NamedTuple
 
 from tokamake.config.architecture import Architecture
 
 Shapes = dict[str, tuple[int, ...]]
+_NORMS = {
+    "before": ("input_layernorm", "post_attention_layernorm", ""),
+    "after": ("", "post_attention_layernorm", "post_feedforward_layernorm"),
+}
+"""Norms of a layer before attention, between it and the MLP, and after the MLP."""
 
 
 def _none(_: Architecture) -> Shapes:
     return {}
+
+
+class LayerForm(NamedTuple):
+    """How the layers of a family differ from a Llama's."""
+
+    norms: Literal["before", "after"] = "before"
+    """Whether a layer norms the inputs of attention and MLP, or their results."""
+    qkv_bias: bool | None = None
+    """Whether queries, keys and values have biases; None: as `attention_bias` says."""
+    of_attention: Callable[[Architecture], Shapes] = _none
+    """Further tensors of attention."""
+
+
+_USUAL = LayerForm()
 
 
 def shapes(
@@ -20,8 +40,7 @@ def shapes(
     *,
     gated: bool,
     biased_norms: bool,
-    qkv_bias: bool | None = None,
-    of_attention: Callable[[Architecture], Shapes] = _none,
+    form: LayerForm = _USUAL,
     of_mlp: Callable[[Architecture], Shapes] | None = None,
     of_embeddings: Callable[[Architecture], Shapes] = _none,
     of_heads: Callable[[Architecture], Shapes] = _none,
@@ -29,15 +48,16 @@ def shapes(
     """Shape of every tensor by its name.
 
     Args:
-        qkv_bias: whether queries, keys and values have biases; None: as `attention_bias` says.
         of_mlp: of a layer's MLP, such as experts; None: the projections of a dense one.
     """
     hidden = architecture.hidden_size
-    attention = _attention(architecture, biased_norms=biased_norms, qkv_bias=qkv_bias)
-    attention |= of_attention(architecture)
-    norm = with_bias("post_attention_layernorm", (hidden,), has_bias=biased_norms)
-    mlp = of_mlp(architecture) if of_mlp else _mlp(architecture, gated=gated)
-    layer = attention | norm | mlp
+    first, middle, last = (
+        with_bias(norm, (hidden,), has_bias=biased_norms) if norm else {}
+        for norm in _NORMS[form.norms]
+    )
+    layer = first | _attention(architecture, qkv_bias=form.qkv_bias)
+    layer |= form.of_attention(architecture)
+    layer |= middle | (of_mlp(architecture) if of_mlp else _mlp(architecture, gated=gated)) | last
     tensors = _layers("model", layer, number=architecture.num_hidden_layers)
     tensors |= _embeddings(architecture) | of_embeddings(architecture)
     tensors |= with_bias("model.norm", (hidden,), has_bias=biased_norms)
@@ -56,7 +76,8 @@ def encoder_decoder_shapes(
 ) -> Shapes:
     """Shape of every tensor of an encoder-decoder by its name; see `shapes` for the arguments."""
     hidden = architecture.hidden_size
-    attention = _attention(architecture, biased_norms=biased_norms)
+    attention = with_bias("input_layernorm", (hidden,), has_bias=biased_norms)
+    attention |= _attention(architecture)
     cross = {
         re.sub("^(input|self_attn)", "cross_attn", name): shape for name, shape in attention.items()
     }
@@ -95,13 +116,11 @@ def _layers(stack: str, layer: Shapes, *, number: int) -> Shapes:
     }
 
 
-def _attention(
-    architecture: Architecture, *, biased_norms: bool, qkv_bias: bool | None = None
-) -> Shapes:
+def _attention(architecture: Architecture, *, qkv_bias: bool | None = None) -> Shapes:
     hidden, query = architecture.hidden_size, architecture.query_size
     key_value = (architecture.key_value_size, hidden)
     projections = {"q": (query, hidden), "k": key_value, "v": key_value, "o": (hidden, query)}
-    tensors = with_bias("input_layernorm", (hidden,), has_bias=biased_norms)
+    tensors: Shapes = {}
     for name, shape in projections.items():
         has_bias = architecture.attention_bias if name == "o" or qkv_bias is None else qkv_bias
         tensors |= with_bias(f"self_attn.{name}_proj", shape, has_bias=has_bias)

@@ -168,3 +168,7 @@ BLOOM = HFFormat(
 """ALiBi, and a norm of the embeddings."""
 
 HUGGING_FACE = (GPT2, GPT_BIGCODE, STARCODER2, BLOOM)
+
+REFUSED = {
+    "opt": "its positions begin at 2, and some sizes norm results",
+}

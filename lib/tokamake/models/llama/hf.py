@@ -29,3 +29,18 @@ HUGGING_FACE = (
         dropout={"attention_dropout": "attention"},
     ),
 )
+
+REFUSED = {
+    "gemma": "its norms multiply by 1 + w, and its embeddings are scaled",
+    "gemma2": "it norms inputs and results, attends to windows, and caps scores and logits",
+    "gemma3": "it reads images, norms inputs and results, and attends to windows in most layers",
+    "gemma3_text": "it norms inputs and results, and attends to windows in most layers",
+    "granite": "it scales embeddings, attention scores, residuals and logits",
+    "granitemoe": "its layers have several experts",
+    "deepseek_v2": "its layers have several experts, and attention is latent",
+    "deepseek_v3": "its layers have several experts, and attention is latent",
+    "gpt_oss": "its layers have several experts, and attention has sinks and windows",
+    "olmo": "its norms have no weights",
+    "stablelm": "it has LayerNorms beside gated MLPs",
+    "cohere": "it has LayerNorms, and attention and MLP see the same states",
+}

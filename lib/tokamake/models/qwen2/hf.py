@@ -5,7 +5,12 @@ from functools import partial
 from tokamake.models.common import tensor_shapes
 from tokamake.models.common.hf_format import SHAPE_KEYS, HFFormat, same_keys
 
-shapes = partial(tensor_shapes.shapes, gated=True, biased_norms=False, qkv_bias=True)
+shapes = partial(
+    tensor_shapes.shapes,
+    gated=True,
+    biased_norms=False,
+    form=tensor_shapes.LayerForm(qkv_bias=True),
+)
 
 # Windows exist in transformers' code, but every published Qwen2 and Qwen2.5 turns them off.
 _ABSENT = {"use_sliding_window": False}
@@ -29,3 +34,9 @@ HUGGING_FACE = (
         constants=_ABSENT,
     ),
 )
+
+REFUSED = {
+    "qwen2_moe": "its layers have several experts",
+    "qwen2_vl": "it reads images",
+    "qwen2_5_vl": "it reads images",
+}

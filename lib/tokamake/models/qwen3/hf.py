@@ -11,7 +11,12 @@ def _head_norms(architecture: Architecture) -> tensor_shapes.Shapes:
     return {f"self_attn.{each}_norm.weight": (architecture.head_dim,) for each in "qk"}
 
 
-shapes = partial(tensor_shapes.shapes, gated=True, biased_norms=False, of_attention=_head_norms)
+shapes = partial(
+    tensor_shapes.shapes,
+    gated=True,
+    biased_norms=False,
+    form=tensor_shapes.LayerForm(of_attention=_head_norms),
+)
 
 _KEYS = SHAPE_KEYS | same_keys("rms_norm_eps", "tie_word_embeddings", "initializer_range")
 # Biases and windows exist in transformers' code, but no published Qwen3 has them.
@@ -39,3 +44,9 @@ HUGGING_FACE = (
         extra_keys=lambda architecture: {"head_dim": architecture.head_dim},
     ),
 )
+
+REFUSED = {
+    "qwen3_moe": "its layers have several experts",
+    "qwen3_next": "its layers have several experts, and some have linear attention",
+    "glm4_moe": "its layers have several experts, and heads rotate in part",
+}

@@ -1,0 +1,52 @@
+"""How an `olmo2` is stored: its tensors, and transformers' model type olmo2."""
+
+from functools import partial
+
+from tokamake.config.architecture import Architecture
+from tokamake.models.common import tensor_shapes
+from tokamake.models.common.hf_format import SHAPE_KEYS, HFFormat, same_keys
+
+
+def _head_norms(architecture: Architecture) -> tensor_shapes.Shapes:
+    return {
+        "self_attn.q_norm.weight": (architecture.query_size,),
+        "self_attn.k_norm.weight": (architecture.key_value_size,),
+    }
+
+
+shapes = partial(
+    tensor_shapes.shapes,
+    gated=True,
+    biased_norms=False,
+    form=tensor_shapes.LayerForm(norms="after", of_attention=_head_norms),
+)
+
+_KEYS = SHAPE_KEYS | same_keys(
+    *("attention_bias", "rms_norm_eps", "tie_word_embeddings", "initializer_range"),
+)
+
+HUGGING_FACE = (
+    HFFormat(
+        model_type="olmo2",
+        class_name="Olmo2ForCausalLM",
+        keys=_KEYS,
+        defaults={
+            "max_position_embeddings": 2048,
+            "rope_theta": 10000.0,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            "initializer_range": 0.02,
+        },
+        implied={"position_embedding": "rotary"},
+        dropout={"attention_dropout": "attention"},
+        # transformers' default is a token, whose embedding it would not train.
+        constants={"pad_token_id": None},
+    ),
+)
+
+REFUSED = {
+    "olmo3": "it attends to a window in three of four layers",
+    "olmoe": "its layers have several experts, whose inputs are normed",
+}
