@@ -296,7 +296,7 @@ class Composition(NamedTuple):
         if optimizer_facts(train["optimizer"]["name"]).averages_weights:
             train["schedule"] = {"name": "constant"}
         if train["precision"] == "fp16":
-            train["loss_scaling"] = {"static": True, "initial_scale": 256.0}
+            train["loss_scaling"] = {"static": True, "initial_scale": 16.0}
         if self.objective == "masked" and not architecture["sentence_order_head"]:
             train["masking"] = {"sentence_order": False}
         train |= {"global_batch_size": batch * count, "sequence_length": 16, "train_steps": 8}

@@ -80,7 +80,7 @@ def miniature(run: Run, world_size: int, *, precision: str) -> Run:
         **({"gradient_clipping": 0.05} if train.gradient_clipping else {}),
     }
     if precision == "fp16":
-        changed["loss_scaling"] = {"static": True, "initial_scale": 256.0}
+        changed["loss_scaling"] = {"static": True, "initial_scale": 16.0}
     else:
         changed["loss_scaling"] = {}
     settings = type(train).model_validate({**train.model_dump(), **changed})
