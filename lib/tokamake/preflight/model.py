@@ -23,7 +23,10 @@ def check_objective(train: TrainSettings, architecture: Architecture) -> None:
         objective_data(train.objective).check_model(train, architecture)
         return
     families = [name for name in plugins.names(FAMILIES) if train.objective in objectives(name)]
-    choice = f", or choose a model of one of the families {', '.join(families)}" if families else ""
+    of_families = f"one of the families {', '.join(families)}"
+    if len(families) == 1:
+        of_families = f"family {families[0]}"
+    choice = f", or choose a model of {of_families}" if families else ""
     raise UserError(
         f"train.objective: {train.objective}: family {architecture.family} learns "
         f"{' or '.join(known)}; set it to {known[0]}{choice}"
