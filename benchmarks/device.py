@@ -9,8 +9,8 @@ and DIR/device.md, the table for RESULTS.md. The exit status is 1 if a case fail
 an accelerator. `--device cpu` runs each case with tiny sizes, to test this script without one: its
 speeds mean nothing.
 
-Speeds are those of `tokamake benchmark-train` with the shape of Llama 3.2 1B in bf16, on documents
-of 512 tokens. fp8 is left out: tokamake does not train in it.
+`tokamake benchmark-train` measures speeds with the shape of Llama 3.2 1B in bf16, on documents of
+512 tokens. fp8 is left out: tokamake does not train in it.
 """
 
 import argparse

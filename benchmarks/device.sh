@@ -4,7 +4,7 @@
 #     benchmarks/device.sh --work DIR
 #
 # Writes DIR/device.json and DIR/device.md, a table for RESULTS.md. benchmarks/device.py says more.
-# PYTHON is the Python with tokamake; the default is that of make install.
+# PYTHON is a Python that has tokamake. The default is .venv/bin/python, which `make install` makes.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$here/.."

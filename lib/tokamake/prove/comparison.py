@@ -72,8 +72,9 @@ _SAME_NORM = 1e-2
 """Largest relative difference of the norms of all updates in fp32 by other optimizers, which turn
 the update of a whole tensor."""
 _ALONG_WEIGHTS = 0.2
-"""Largest cosine of the differences of matrices with the weights before the update in fp32, by
-other optimizers: rounding has no direction, and a wrong weight decay has that of the weights."""
+"""Largest cosine between differences of matrices and the weights before the update, in fp32, for
+optimizers that update whole tensors. A wrong weight decay points along the weights; rounding points
+nowhere."""
 _FLOOR = {"fp32": 1e-3, "bf16": 3e-2, "fp16": 1e-2}
 """Share of the whole gradient's norm below which a tensor's gradient is rounding: biases of keys do
 not change a softmax."""

@@ -31,8 +31,8 @@ def show_near_duplicates(
 ) -> None:
     """Show the documents of the largest clusters of near-duplicates, as they are in the raw files.
 
-    Each cluster begins with the document that was kept. The others follow from a bit before the
-    first difference: text that only the kept document has is in [-...-], other text in {+...+}.
+    The kept document of each cluster comes first. Dropped documents begin shortly before their
+    first difference from it: [-...-] has text of the kept document alone, {+...+} new text.
 
     Args:
         table: table of near-duplicates of a data folder, near_duplicates/*.parquet.

@@ -59,6 +59,8 @@ SHAPE_KEYS = same_keys(
     "hidden_act",
 )
 """Keys of most model types."""
+GATED_KEYS = SHAPE_KEYS | same_keys("rms_norm_eps", "tie_word_embeddings", "initializer_range")
+"""Keys of model types with RMSNorms and gated MLPs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,7 +278,7 @@ class HFFormat:
         values = scaling.model_dump(exclude_none=True)
         if self.first_length is not None and _FIRST_LENGTH in values:
             keys |= {_FIRST_LENGTH: values[_FIRST_LENGTH]}
-        # The first key is that of transformers 4, which 5 reads, too, with the base beside it.
+        # transformers 4 reads rope_scaling. transformers 5 reads both keys.
         return {**keys, "rope_scaling": values, "rope_parameters": {**base, **values}}
 
     @property

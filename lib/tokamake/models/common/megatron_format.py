@@ -59,6 +59,8 @@ GATED_MLP = (
     MegatronModule("mlp.dense_h_to_4h", ("mlp.gate_proj", "mlp.up_proj"), "rows"),
     _MLP_OUTPUT,
 )
+GATED_LAYER = (INPUT_NORM, *ATTENTION, MLP_NORM, *GATED_MLP)
+"""A Llama's layer."""
 
 
 TANH = ("gelu_new", "gelu_pytorch_tanh")

@@ -3,13 +3,11 @@
 from functools import partial
 
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_format import SHAPE_KEYS, HFFormat, same_keys
+from tokamake.models.common.hf_format import GATED_KEYS, HFFormat, same_keys
 
 shapes = partial(tensor_shapes.shapes, gated=True, biased_norms=False)
 
-_KEYS = SHAPE_KEYS | same_keys(
-    *("attention_bias", "mlp_bias", "rms_norm_eps", "tie_word_embeddings", "initializer_range"),
-)
+_KEYS = GATED_KEYS | same_keys("attention_bias", "mlp_bias")
 
 HUGGING_FACE = (
     HFFormat(

@@ -6,17 +6,14 @@ computes the same.
 
 from tokamake.config.architecture import Architecture
 from tokamake.models.common.megatron_format import (
-    ATTENTION,
-    GATED_MLP,
-    INPUT_NORM,
-    MLP_NORM,
+    GATED_LAYER,
     rms_norm_arguments,
     rms_norm_fields_without_biases,
 )
 
 ARGUMENTS = {"swiglu": True, "normalization": "rmsnorm"}
 
-LAYER = (INPUT_NORM, *ATTENTION, MLP_NORM, *GATED_MLP)
+LAYER = GATED_LAYER
 
 fields = rms_norm_fields_without_biases
 arguments = rms_norm_arguments

@@ -4,7 +4,7 @@ from functools import partial
 
 from tokamake.config.architecture import Architecture
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_format import SHAPE_KEYS, HFFormat, same_keys
+from tokamake.models.common.hf_format import GATED_KEYS, HFFormat, same_keys
 
 
 def _head_norms(architecture: Architecture) -> tensor_shapes.Shapes:
@@ -21,9 +21,7 @@ shapes = partial(
     form=tensor_shapes.LayerForm(norms="after", of_attention=_head_norms),
 )
 
-_KEYS = SHAPE_KEYS | same_keys(
-    *("attention_bias", "rms_norm_eps", "tie_word_embeddings", "initializer_range"),
-)
+_KEYS = GATED_KEYS | same_keys("attention_bias")
 
 HUGGING_FACE = (
     HFFormat(

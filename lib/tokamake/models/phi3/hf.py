@@ -3,7 +3,7 @@
 from functools import partial
 
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_format import SHAPE_KEYS, HFFormat, same_keys, short_window
+from tokamake.models.common.hf_format import GATED_KEYS, HFFormat, short_window
 
 shapes = partial(tensor_shapes.shapes, gated=True, biased_norms=False)
 
@@ -11,7 +11,7 @@ HUGGING_FACE = (
     HFFormat(
         model_type="phi3",
         class_name="Phi3ForCausalLM",
-        keys=SHAPE_KEYS | same_keys("rms_norm_eps", "tie_word_embeddings", "initializer_range"),
+        keys=GATED_KEYS,
         defaults={
             "max_position_embeddings": 4096,
             "hidden_act": "silu",

@@ -5,10 +5,7 @@ from typing import Any
 
 from tokamake.config.architecture import Architecture
 from tokamake.models.common.megatron_format import (
-    ATTENTION,
-    GATED_MLP,
-    INPUT_NORM,
-    MLP_NORM,
+    GATED_LAYER,
     rms_norm_arguments,
     rms_norm_fields,
 )
@@ -16,7 +13,7 @@ from tokamake.models.common.megatron_format import (
 ARGUMENTS = {"swiglu": True, "rotary_percent": True, "normalization": "rmsnorm"}
 """Without `rotary_percent`, the whole head rotates, and the model is a `llama`."""
 
-LAYER = (INPUT_NORM, *ATTENTION, MLP_NORM, *GATED_MLP)
+LAYER = GATED_LAYER
 
 
 def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:

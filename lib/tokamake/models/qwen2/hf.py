@@ -3,7 +3,7 @@
 from functools import partial
 
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_format import SHAPE_KEYS, HFFormat, same_keys
+from tokamake.models.common.hf_format import GATED_KEYS, HFFormat
 
 shapes = partial(
     tensor_shapes.shapes,
@@ -19,7 +19,7 @@ HUGGING_FACE = (
     HFFormat(
         model_type="qwen2",
         class_name="Qwen2ForCausalLM",
-        keys=SHAPE_KEYS | same_keys("rms_norm_eps", "tie_word_embeddings", "initializer_range"),
+        keys=GATED_KEYS,
         defaults={
             "num_key_value_heads": 32,
             "max_position_embeddings": 32768,

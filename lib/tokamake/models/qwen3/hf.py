@@ -4,7 +4,7 @@ from functools import partial
 
 from tokamake.config.architecture import Architecture
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_format import SHAPE_KEYS, HFFormat, same_keys
+from tokamake.models.common.hf_format import GATED_KEYS, HFFormat
 
 
 def _head_norms(architecture: Architecture) -> tensor_shapes.Shapes:
@@ -18,7 +18,6 @@ shapes = partial(
     form=tensor_shapes.LayerForm(of_attention=_head_norms),
 )
 
-_KEYS = SHAPE_KEYS | same_keys("rms_norm_eps", "tie_word_embeddings", "initializer_range")
 # Biases and windows exist in transformers' code, but no published Qwen3 has them.
 _ABSENT = {"attention_bias": False, "use_sliding_window": False}
 
@@ -26,7 +25,7 @@ HUGGING_FACE = (
     HFFormat(
         model_type="qwen3",
         class_name="Qwen3ForCausalLM",
-        keys=_KEYS,
+        keys=GATED_KEYS,
         defaults={
             "num_key_value_heads": 32,
             "head_dim": 128,

@@ -6,13 +6,11 @@ from typing import Any
 
 from tokamake.config.architecture import Architecture
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_format import SHAPE_KEYS, HFFormat, same_keys
+from tokamake.models.common.hf_format import GATED_KEYS, HFFormat, same_keys
 
 shapes = partial(tensor_shapes.shapes, gated=True, biased_norms=False)
 
-_KEYS = SHAPE_KEYS | same_keys(
-    *("attention_bias", "mlp_bias", "rms_norm_eps", "tie_word_embeddings", "initializer_range"),
-)
+_KEYS = GATED_KEYS | same_keys("attention_bias", "mlp_bias")
 _ABSENT = {"use_sliding_window": False}
 _INTERVAL = 4
 """no_rope_layer_interval of a config without it."""
