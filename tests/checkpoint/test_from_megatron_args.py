@@ -12,7 +12,8 @@ import yaml
 
 from docs.generate import FLAGS, HEAD, flags_table
 from tokamake.checkpoint.from_megatron_args import flag_table, from_megatron_args, read_flags
-from tokamake.config.architecture import Architecture, read_architecture
+from tokamake.config.architecture import Architecture
+from tokamake.config.architecture_files import read_architecture
 from tokamake.config.root import Config
 from tokamake.config_files import read_yaml
 from tokamake.errors import UserError

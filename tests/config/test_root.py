@@ -9,7 +9,7 @@ import yaml
 
 import tokamake.config
 from tests.support.paths import ROOT
-from tokamake.config.architecture import read_architecture
+from tokamake.config.architecture_files import read_architecture
 from tokamake.config.fields import Settings
 from tokamake.config.model import ModelSettings
 from tokamake.config.resolved_run import ResolvedTrainSettings, Run, read_run, write_run

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 
 from tests.support.paths import ROOT
-from tokamake.config.architecture import read_architecture
+from tokamake.config.architecture_files import read_architecture
 from tokamake.config.root import Config
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import ROOT
-from tokamake.config.architecture import Architecture, read_architecture
+from tokamake.config.architecture import Architecture
+from tokamake.config.architecture_files import read_architecture
 from tokamake.config.resolved_run import ResolvedTrainSettings, Run
 from tokamake.errors import UserError
 from tokamake.estimate.parameters import has_gated_mlp, num_parameters, stage_sizes

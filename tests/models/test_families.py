@@ -24,7 +24,8 @@ from tests.support.random_tensors import random_tensors
 from tokamake import plugins
 from tokamake.checkpoint.hf import config_json
 from tokamake.checkpoint.model_tensors import shapes, to_model
-from tokamake.config.architecture import Architecture, read_architecture
+from tokamake.config.architecture import Architecture
+from tokamake.config.architecture_files import read_architecture
 from tokamake.models.common.language_model import predictions
 from tokamake.models.common.recompute import Recompute
 

@@ -14,7 +14,7 @@ from tests.support.shared_folders import made_once
 from tests.support.workflows import CONFIG, CORPORA, MINE, copy_without_run, jobs
 from tests.support.workflows import snakemake_alone as snakemake
 from tokamake.checkpoint.hf import config_json
-from tokamake.config.architecture import read_architecture
+from tokamake.config.architecture_files import read_architecture
 
 TRAIN: dict[str, Any] = {**CONFIG["train"], "segment_steps": 20}  # type: ignore[dict-item]
 REFUSED = (

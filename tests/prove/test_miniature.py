@@ -8,7 +8,7 @@ import torch
 
 from tests.support.compositions import SHAPE
 from tests.support.layouts import parallel
-from tokamake.config.architecture import read_architecture
+from tokamake.config.architecture_files import read_architecture
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.preflight.run import check_run

@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 
 from tests.support.finished_run import make_inputs
 from tokamake.commands import COMMANDS
-from tokamake.config.architecture import read_architecture
+from tokamake.config.architecture_files import read_architecture
 from tokamake.config.resolved_run import read_run
 from tokamake.config.root import Config
 from tokamake.config.training import TrainSettings

@@ -15,7 +15,7 @@ from tests.support.readings import PACK
 from tests.support.sentence_data import SentenceData
 from tests.support.workflows import ARCHITECTURE
 from tokamake.checkpoint.init_model import init_model
-from tokamake.config.architecture import read_architecture
+from tokamake.config.architecture_files import read_architecture
 from tokamake.config.runs import read_runs
 from tokamake.config_files import read_table
 from tokamake.preflight.run import check_ranks

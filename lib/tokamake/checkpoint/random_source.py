@@ -10,7 +10,8 @@ from tokamake.checkpoint.tensors.cast import Array
 from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
 from tokamake.checkpoint.tensors.extents import FileChunk, Slices, size_of, whole_slices
 from tokamake.checkpoint.tensors.source import TensorSource
-from tokamake.config.architecture import Architecture, read_architecture
+from tokamake.config.architecture import Architecture
+from tokamake.config.architecture_files import read_architecture
 from tokamake.data.tokenizers import open_tokenizer
 from tokamake.errors import UserError
 

@@ -5,9 +5,7 @@ and choices, beside the fields of all families. Other fields are refused unless 
 default: files of earlier versions state all fields.
 """
 
-import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -20,19 +18,18 @@ from pydantic import (
 
 from tokamake import plugins
 from tokamake.config.fields import Settings, plug_in
+from tokamake.config.layer_intervals import is_nth
 from tokamake.config.objective import objectives_of
 from tokamake.config.rope_scaling import Positive, RopeScaling
-from tokamake.config_files import parse_yaml, read_yaml, unknown_key, validate
-from tokamake.errors import UserError, divisor
+from tokamake.config_files import unknown_key
+from tokamake.errors import divisor
 
-_KIND = "models/*/model"
-_SETTINGS_FOLLOW = r":(?=\w+=)"
+FAMILIES = "models/*/model"
+"""Folders of the families, as plug-ins."""
 RETRIEVAL_SETTINGS = (
     *("chunk_length", "first_retrieval_layer", "retrieval_interval", "num_encoder_layers"),
 )
 """Settings of a `retro` that are counts."""
-_OTHER_NAMES = {"num_layers": "num_hidden_layers"}
-"""Name in Megatron → name here."""
 _FOLLOW = ("head_dim", "intermediate_size", "num_key_value_heads")
 """Fields that follow from other fields if they are empty."""
 
@@ -44,7 +41,7 @@ def objectives(family: str) -> tuple[str, ...]:
 
 def _stacks(family: str) -> str:
     """Stacks of layers of a family: decoder, encoder, encoder_decoder or biencoder."""
-    return str(plugins.constant(_KIND, family, "STACKS", default="decoder"))
+    return str(plugins.constant(FAMILIES, family, "STACKS", default="decoder"))
 
 
 _SEVERAL_STACKS = {
@@ -66,7 +63,7 @@ class Architecture(Settings):
     # Keys that are no fields are checked against SETTINGS of the family, see _fill_in.
     model_config = ConfigDict(extra="allow")
 
-    family: Annotated[str, plug_in(_KIND)] = "llama"
+    family: Annotated[str, plug_in(FAMILIES)] = "llama"
     """Name of a folder in lib/tokamake/models."""
     vocab_size: Annotated[int, Field(ge=1)] | None = None
     """Rows of the embedding; empty: the tokenizer's vocabulary size."""
@@ -113,9 +110,9 @@ class Architecture(Settings):
     def _fill_in(cls, values: Any) -> Any:
         """Add the family's defaults; refuse keys that neither it nor any family has."""
         family = values.get("family", "llama") if isinstance(values, dict) else None
-        if family not in plugins.names(_KIND):
+        if family not in plugins.names(FAMILIES):
             return values  # the check of the field names the choices
-        settings = _settings(family, values)
+        settings = family_settings(family, values)
         known = [*cls.model_fields, *(name for name in settings if name not in cls.model_fields)]
         if unknown := [name for name in values if name not in known]:
             raise ValueError(unknown_key(unknown[0], known))
@@ -126,7 +123,7 @@ class Architecture(Settings):
         }
         hidden = stated.get("hidden_size")
         rule: tuple[int, ...] = plugins.constant(
-            _KIND, _wrapped(family, values) or family, "INTERMEDIATE_SIZE", default=()
+            FAMILIES, _wrapped(family, values) or family, "INTERMEDIATE_SIZE", default=()
         )
         if rule and isinstance(hidden, int):
             factor, divisor, multiple = rule
@@ -186,7 +183,7 @@ class Architecture(Settings):
 
     @model_validator(mode="after")
     def _known_to_family(self) -> "Architecture":
-        settings = _settings(self.family, self.model_extra or {})
+        settings = family_settings(self.family, self.model_extra or {})
         for name, choices in settings.items():
             value = getattr(self, name)
             if isinstance(choices, tuple) and value not in choices:
@@ -268,8 +265,7 @@ class Architecture(Settings):
 
     def rotates(self, layer: int) -> bool:
         """Whether a layer, from 0 on, rotates heads: NoPE layers do not (arXiv 2501.18795)."""
-        interval = self._optional("no_rope_layer_interval", 0)
-        return interval <= 0 or (layer + 1) % interval != 0
+        return not is_nth(layer, self._optional("no_rope_layer_interval", 0))
 
     @property
     def key_value_size(self) -> int:
@@ -336,32 +332,6 @@ class Architecture(Settings):
         """Value of a setting that several families have; `default` of those without it."""
         return (self.model_extra or {}).get(name, default)
 
-    def check_context_parallel(self, size: int) -> None:
-        """Check that `size` ranks can share a sequence."""
-        if size > 1 and not self.is_causal:
-            raise UserError(
-                f"train.parallel.context_parallel_size: {size}: the ranks that share a sequence "
-                f"compute causal attention, and {self.family} attends in both directions; set 1"
-            )
-        if size > 1 and self.has_neighbors:
-            raise UserError(
-                f"train.parallel.context_parallel_size: {size}: the ranks that share a sequence "
-                f"would divide its chunks, which {self.family} needs whole; set 1"
-            )
-        if size > 1 and self.has_position_bias:
-            raise UserError(
-                f"train.parallel.context_parallel_size: {size}: position_embedding "
-                f"{self.position_embedding} is a bias of attention, which ranks that share a "
-                "sequence do not support; set 1"
-            )
-
-    def check_pipeline_parallel(self, size: int) -> None:
-        if size > 1 and self.several_stacks:
-            raise UserError(
-                f"train.parallel.pipeline_parallel_size: {size}: a pipeline passes the states of "
-                f"one stack of layers, and {self.family} has {self.several_stacks}; set 1"
-            )
-
 
 _OF_ALL_FAMILIES = {
     *("family", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers"),
@@ -371,23 +341,23 @@ _OF_ALL_FAMILIES = {
 """Fields that no family lists in its SETTINGS."""
 
 
-def _settings(family: str, values: Mapping[str, Any]) -> dict[str, Any]:
+def family_settings(family: str, values: Mapping[str, Any]) -> dict[str, Any]:
     """Fields that a family knows: a tuple of choices, the default first, or a default alone.
 
     A family that wraps another one also knows the fields of the other one.
     """
-    settings: dict[str, Any] = plugins.constant(_KIND, family, "SETTINGS")
+    settings: dict[str, Any] = plugins.constant(FAMILIES, family, "SETTINGS")
     if wrapped := _wrapped(family, values):
-        return {**plugins.constant(_KIND, wrapped, "SETTINGS"), **settings}
+        return {**plugins.constant(FAMILIES, wrapped, "SETTINGS"), **settings}
     return settings
 
 
 def _wrapped(family: str, values: Mapping[str, Any]) -> str:
     """Family that a family wraps: the value of the setting that its `WRAPS` names; empty: none."""
-    name: str = plugins.constant(_KIND, family, "WRAPS", default="")
+    name: str = plugins.constant(FAMILIES, family, "WRAPS", default="")
     if not name:
         return ""
-    choices: tuple[str, ...] = plugins.constant(_KIND, family, "SETTINGS")[name]
+    choices: tuple[str, ...] = plugins.constant(FAMILIES, family, "SETTINGS")[name]
     return values[name] if values.get(name) in choices else choices[0]
 
 
@@ -398,58 +368,3 @@ def published_retrieval_layer(num_layers: int) -> int:
 
 def _default(choices: Any) -> Any:
     return choices[0] if isinstance(choices, tuple) else choices
-
-
-def architecture_file(path: Path) -> Path:
-    """File of an architecture, without settings after its name."""
-    return Path(re.split(_SETTINGS_FOLLOW, str(path))[0])
-
-
-def with_settings(file: Any, settings: Mapping[str, Any], *, others: list[str]) -> str:
-    """Name of an architecture's file, followed by settings that replace its own.
-
-    Args:
-        others: further keys, for the message about an unknown one.
-
-    Raises:
-        ValueError: a setting is unknown or no single value, or there is no file.
-    """
-    families = plugins.names(_KIND)
-    own = {name for family in families for name in plugins.constant(_KIND, family, "SETTINGS")}
-    known = dict.fromkeys([*Architecture.model_fields, *sorted(own), *_OTHER_NAMES])
-    for name, value in settings.items():
-        if name not in known:
-            raise ValueError(unknown_key(name, [*others, *known]))
-        if isinstance(value, dict | list) or value is None:
-            raise ValueError(f"{name}: {value!r}: give one value, or write it into a file")
-        if file in (None, "from_checkpoint"):
-            raise ValueError(
-                f"{name}: {value!r}: the checkpoint decides the shape; remove it, or name the file "
-                "of an architecture, too"
-            )
-    named = {_OTHER_NAMES.get(name, name): value for name, value in settings.items()}
-    return ":".join([str(file), *(f"{name}={value}" for name, value in named.items())])
-
-
-def read_architecture(path: Path) -> Architecture:
-    """Read a file of config/models; for settings after its name, see `model.architecture`."""
-    settings = re.split(_SETTINGS_FOLLOW, str(path))[1:]
-    value = read_yaml(architecture_file(path), "fix the path, or choose a file of config/models")
-    if isinstance(value, dict):
-        given = {
-            name: parse_yaml(text, str(path))
-            for name, _, text in (s.partition("=") for s in settings)
-        }
-        value = _without_followers(value, given) | given
-    return validate(Architecture, value, str(path))
-
-
-def _without_followers(value: dict[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a file, without sizes that follow from the ones that others replace."""
-    is_resized = isinstance(given.get("hidden_size"), int) or given.get("family") in plugins.names(
-        _KIND
-    )
-    dropped = {"intermediate_size"} if is_resized else set()
-    if value.get("num_key_value_heads") == value.get("num_attention_heads"):
-        dropped |= {"num_key_value_heads"} if "num_attention_heads" in given else set()
-    return {name: each for name, each in value.items() if name not in dropped}

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, ValidationInfo, model_validator
 
 from tokamake import plugins
-from tokamake.config.architecture import Architecture, with_settings
+from tokamake.config.architecture import Architecture
+from tokamake.config.architecture_files import with_settings
 from tokamake.config.fields import Settings, local_path
 from tokamake.errors import divisor
 

@@ -170,8 +170,8 @@ class ParallelSettings(Settings):
                 f"of {groups}"
             )
         _divides(tensor_size, (architecture.intermediate_size, "intermediate_size"))
-        architecture.check_pipeline_parallel(self.pipeline_parallel_size)
-        architecture.check_context_parallel(context)
+        _check_pipeline_parallel(architecture, self.pipeline_parallel_size)
+        _check_context_parallel(architecture, context)
         if context > 1:
             twice = "context_parallel_size × 2", 2 * context
             _divides(twice, (sequence_length, "sequence_length"))
@@ -194,4 +194,33 @@ def _divides(size: tuple[str, int], whole: tuple[int, str]) -> None:
         raise UserError(
             f"train.parallel.{name}: {ranks}: does not divide {number} ({unit}); give "
             f"{divisor(number)}"
+        )
+
+
+def _check_context_parallel(architecture: Architecture, size: int) -> None:
+    """Check that `size` ranks can share a sequence."""
+    if size > 1 and not architecture.is_causal:
+        raise UserError(
+            f"train.parallel.context_parallel_size: {size}: the ranks that share a sequence "
+            f"compute causal attention, and {architecture.family} attends in both directions; set 1"
+        )
+    if size > 1 and architecture.has_neighbors:
+        raise UserError(
+            f"train.parallel.context_parallel_size: {size}: the ranks that share a sequence "
+            f"would divide its chunks, which {architecture.family} needs whole; set 1"
+        )
+    if size > 1 and architecture.has_position_bias:
+        raise UserError(
+            f"train.parallel.context_parallel_size: {size}: position_embedding "
+            f"{architecture.position_embedding} is a bias of attention, which ranks that share a "
+            "sequence do not support; set 1"
+        )
+
+
+def _check_pipeline_parallel(architecture: Architecture, size: int) -> None:
+    if size > 1 and architecture.several_stacks:
+        raise UserError(
+            f"train.parallel.pipeline_parallel_size: {size}: a pipeline passes the states of "
+            f"one stack of layers, and {architecture.family} has {architecture.several_stacks}; "
+            "set 1"
         )

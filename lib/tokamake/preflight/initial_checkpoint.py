@@ -16,7 +16,8 @@ from tokamake.checkpoint.detect import open_any, title
 from tokamake.checkpoint.megatron_model.optimizer_states import LR_SCHEDULER, RATES
 from tokamake.checkpoint.native.folder import NativeCheckpoint, open_native
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
-from tokamake.config.architecture import Architecture, read_architecture
+from tokamake.config.architecture import Architecture
+from tokamake.config.architecture_files import read_architecture
 from tokamake.config.optimization import OptimizerSettings
 from tokamake.config.resolved_run import Run
 from tokamake.config.schedule import Span

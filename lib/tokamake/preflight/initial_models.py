@@ -15,7 +15,8 @@ from tokamake.checkpoint.hf.config_json import read_config
 from tokamake.checkpoint.native.resume_state import newest_state
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint
 from tokamake.checkpoint.tensors.source import TensorSource
-from tokamake.config.architecture import Architecture, read_architecture
+from tokamake.config.architecture import Architecture
+from tokamake.config.architecture_files import read_architecture
 from tokamake.config.data_set import RUN
 from tokamake.config.model import check_export_format, parse_export_format
 from tokamake.config.root import Config

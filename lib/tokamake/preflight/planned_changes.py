@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tokamake import files
 from tokamake.checkpoint.native.resume_state import ResumeState, newest_state
-from tokamake.config.architecture import read_architecture
+from tokamake.config.architecture_files import read_architecture
 from tokamake.config.data_set import RUN
 from tokamake.config.fields import dotted
 from tokamake.config.resolved_run import Run

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import yaml
 
-from tokamake.config.architecture import read_architecture
+from tokamake.config.architecture_files import read_architecture
 from tokamake.estimate.parameters import num_parameters
 from tokamake.project.corpora import FoundCorpus, absolute
 from tokamake.project.sizes import ProjectSize, StartModel

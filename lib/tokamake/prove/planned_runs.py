@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from tokamake.config.architecture import Architecture, read_architecture
+from tokamake.config.architecture import Architecture
+from tokamake.config.architecture_files import read_architecture
 from tokamake.config.resolved_run import ResolvedTrainSettings, Run, read_run
 from tokamake.config.root import Config
 from tokamake.config.runs import read_runs

@@ -8,7 +8,7 @@ from typing import Any
 from tokamake import files
 from tokamake.checkpoint.detect import list_files
 from tokamake.checkpoint.native.folder import find as find_native
-from tokamake.config.architecture import architecture_file
+from tokamake.config.architecture_files import architecture_file
 from tokamake.config.data_set import RUN
 from tokamake.config.model import formats_with_tokenizer, parse_export_format
 from tokamake.data.corpus.corpora import Corpus

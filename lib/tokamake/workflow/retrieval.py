@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from tokamake import files
-from tokamake.config.architecture import read_architecture
+from tokamake.config.architecture_files import read_architecture
 from tokamake.config.data_set import RUN
 from tokamake.config.objective import objective_data, objective_section
 from tokamake.config.retrieval import RetrievalSettings

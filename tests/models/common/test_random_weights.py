@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.support.families import SHAPE
 from tests.support.paths import ROOT
-from tokamake.config.architecture import Architecture, read_architecture
+from tokamake.config.architecture import Architecture
+from tokamake.config.architecture_files import read_architecture
 from tokamake.models.common.random_weights import Array, RandomWeights, Slices
 
 WIDE = Architecture(**{**SHAPE, "hidden_size": 1056})

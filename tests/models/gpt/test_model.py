@@ -23,6 +23,7 @@ from tests.support.random_tensors import random_tensors
 from tests.support.ranks import spawn
 from tokamake.checkpoint.model_tensors import to_model
 from tokamake.config.architecture import Architecture
+from tokamake.config.parallel import ParallelSettings
 from tokamake.errors import UserError
 from tokamake.models.gpt import model as family
 from tokamake.parallel.axis import Axis
@@ -92,10 +93,11 @@ def test_families_have_defaults_of_their_own() -> None:
 
 
 def test_alibi_refuses_context_parallelism() -> None:
-    ALIBI.check_context_parallel(1)
-    LEARNED.check_context_parallel(2)
+    ParallelSettings().check_architecture(ALIBI, 32)
+    split = ParallelSettings(context_parallel_size=2)
+    split.check_architecture(LEARNED, 32)
     with pytest.raises(UserError, match=r"context_parallel_size: 2: .* set 1"):
-        ALIBI.check_context_parallel(2)
+        split.check_architecture(ALIBI, 32)
 
 
 SHARED = {"learned": LEARNED, "mqa": MQA, "gqa-rotary": ROTARY}

@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from tokamake.config.architecture import Architecture
+from tokamake.config.layer_intervals import interval_of
 from tokamake.models.common import tensor_shapes
 from tokamake.models.common.hf_format import GATED_KEYS, HFFormat, same_keys
 
@@ -16,11 +17,6 @@ _INTERVAL = 4
 """no_rope_layer_interval of a config without it."""
 
 
-def _rotating(interval: int, number: int) -> list[int]:
-    """no_rope_layers, whose name reads the other way round: 1 is a layer with rotary positions."""
-    return [int(interval <= 0 or (layer + 1) % interval != 0) for layer in range(number)]
-
-
 def _interval(config: Mapping[str, Any]) -> int | None:
     """Every how many layers one has no positions; None: they are at irregular places."""
     stated = config.get("no_rope_layer_interval", _INTERVAL)
@@ -28,9 +24,8 @@ def _interval(config: Mapping[str, Any]) -> int | None:
     if listed is None:
         return int(stated)
     number = config.get("num_hidden_layers") or len(listed)
-    layers = [int(bool(rotates)) for rotates in listed[:number]]
-    intervals = (stated, 0, *range(1, number + 1))
-    return next((each for each in intervals if _rotating(each, number) == layers), None)
+    # The name of the key reads the other way round: 1 is a layer with rotary positions.
+    return interval_of([not rotates for rotates in listed[:number]], stated)
 
 
 def _irregular(config: Mapping[str, Any]) -> str | None:
@@ -48,7 +43,7 @@ def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _own_keys(architecture: Architecture) -> dict[str, Any]:
     interval = architecture.setting("no_rope_layer_interval")
-    layers = _rotating(interval, architecture.num_hidden_layers)
+    layers = [int(architecture.rotates(n)) for n in range(architecture.num_hidden_layers)]
     return {"no_rope_layer_interval": interval, "no_rope_layers": layers}
 
 

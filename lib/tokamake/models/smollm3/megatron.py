@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from tokamake.config.architecture import Architecture
+from tokamake.config.layer_intervals import interval_of
 from tokamake.models.common.megatron_format import (
     GATED_LAYER,
     rms_norm_arguments,
@@ -20,12 +21,11 @@ def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
     """Fields of an `Architecture` that Megatron's arguments state."""
     interval = args.no_rope_freq
     if isinstance(interval, list | tuple):  # 1: a layer without positions
-        interval = next(number for number, skips in enumerate(interval, 1) if skips)
-        regular = [int(number % interval == 0) for number in range(1, len(args.no_rope_freq) + 1)]
-        if [int(bool(skips)) for skips in args.no_rope_freq] != regular:
-            raise unsupported(
-                args, file, name="no_rope_freq", meaning="layers without positions at odd places"
-            )
+        interval = interval_of(interval)
+    if interval is None:
+        raise unsupported(
+            args, file, name="no_rope_freq", meaning="layers without positions at odd places"
+        )
     return {
         **rms_norm_fields(args, file, is_core=is_core),
         "no_rope_layer_interval": interval,
