@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shlex
 from pathlib import Path
 
@@ -114,6 +115,16 @@ def test_a_file_counts_once(home: Path) -> None:
     for names in (["data", "data/a.jsonl"], [path, "data/*.jsonl"]):
         with pytest.raises(UserError, match=r"a\.jsonl: the corpus (data|a) has this file, too"):
             find_corpora(names)
+
+
+def test_a_bad_document_is_a_warning(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_documents(home / "a.jsonl")
+    path.write_bytes(path.read_bytes() + b'{"body": "\xff"}\n')
+    new(Path("one"), "a.jsonl")
+    warning = capsys.readouterr().err
+    assert re.match(r"warning: a\.jsonl:\d+: not valid UTF-8", warning)
+    assert "tokenize.on_bad_document: quarantine" in warning
+    assert rows(home / "one") == {"a": (["../a.jsonl"], "body")}
 
 
 def test_files_elsewhere_have_absolute_paths(home: Path) -> None:

@@ -154,6 +154,11 @@ def _print(project: "Project") -> None:
         f"{project.folder}: model {size.model.file}, a tokenizer of {size.vocab_size:,} tokens, "
         f"{size.train_steps:,} steps, profile {project.profile}"
     )
+    for bad in [each.bad for corpus in project.corpora for each in corpus.first if each.bad]:
+        print(
+            f"warning: {bad}; or set tokenize.on_bad_document: quarantine in config/config.yaml",
+            file=sys.stderr,
+        )
     if size.split == "100,0,0":
         print("few documents: none is held out for validation; see train.split in the config")
     name = shlex.quote(os.path.relpath(project.folder))

@@ -102,8 +102,12 @@ def test_files_share_a_key_and_empty_ones_decide_nothing(tmp_path: Path) -> None
     assert guess_text_key([*first, table]) == ""
 
 
-def test_broken_documents_are_named(tmp_path: Path) -> None:
+def test_bad_documents_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"text": "a"}\n{"text": \n')
-    with pytest.raises(UserError, match=r"a\.jsonl:2: not valid JSON"):
+    first = first_documents(path)
+    assert (first.texts, first.number) == ({"text": ["a"]}, 1)
+    assert "a.jsonl:2: not valid JSON" in first.bad
+    path.write_text('{"text": \n')
+    with pytest.raises(UserError, match=r"a\.jsonl:1: not valid JSON"):
         first_documents(path)

@@ -33,6 +33,8 @@ class FirstDocuments(NamedTuple):
     is_empty: bool
     is_all: bool
     """Whether the file has no more documents."""
+    bad: str = ""
+    """Place and reason of the first bad document; empty: there is none."""
 
 
 def first_documents(path: Path) -> FirstDocuments:
@@ -41,7 +43,7 @@ def first_documents(path: Path) -> FirstDocuments:
     Nested keys are joined by dots: `meta.text`. A format without keys of its own has `text`.
 
     Raises:
-        UserError: the file or one of the documents cannot be read.
+        UserError: the file or none of the documents can be read.
     """
     source = open_input(path)
     columns = all_keys(source)
@@ -50,7 +52,10 @@ def first_documents(path: Path) -> FirstDocuments:
     texts: dict[str, list[str]] = {key: [] for key in columns}
     blocks = source.blocks(tuple(key for key, is_text in columns.items() if is_text))
     first = [*islice(blocks, 1)]
-    records = [*islice(_records(source, first), _NUM_DOCUMENTS)]
+    bad: list[str] = []
+    records = [*islice(_records(source, first, bad), _NUM_DOCUMENTS)]
+    if bad and not records:
+        raise UserError(bad[0])
     for record in records:
         for key, value in _flat(record):
             values = texts.setdefault(key, [])
@@ -60,15 +65,20 @@ def first_documents(path: Path) -> FirstDocuments:
         len(block.records) == len(records) for block in first
     )
     is_empty = not records and (not columns or any(columns.values()))
-    return FirstDocuments(path, source.format, texts, len(records), is_empty, is_all)
+    return FirstDocuments(
+        path, source.format, texts, len(records), is_empty, is_all, next(iter(bad), "")
+    )
 
 
-def _records(source: Input, blocks: Iterable[RecordBlock]) -> Iterator[dict[str, Any]]:
+def _records(
+    source: Input, blocks: Iterable[RecordBlock], bad: list[str]
+) -> Iterator[dict[str, Any]]:
+    """Yield documents; add place and reason of each bad one to `bad`."""
     for block in blocks:
         for index, record in enumerate(block.records):
             if isinstance(record, BadRecord):
-                raise UserError(f"{place(source, block, index)}: {record.reason}")
-            if isinstance(record, dict):
+                bad.append(f"{place(source, block, index)}: {record.reason}")
+            elif isinstance(record, dict):
                 yield record
 
 
