@@ -82,7 +82,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--work", type=Path, default=Path("benchmark-work"), help="scratch folder")
     options = parser.parse_args()
-    folder: Path = options.work
+    folder: Path = options.work / "retro"
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     start = time.monotonic()
     write_data(folder, options.texts)
