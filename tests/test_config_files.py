@@ -52,6 +52,8 @@ class Outer(Settings):
             ["f: by_name.x.zzz: unknown key; this section knows stage, name"],
         ),
         ({}, ["f: size: missing; add it"]),
+        ({"size": "64MiB"}, ["f: size: '64MiB': a number has no unit here; write 67108864"]),
+        ({"size": "2k"}, ["f: size: '2k': a number has no unit here; write 2000"]),
         (
             {"size": "x"},
             [

@@ -72,6 +72,8 @@ def _explain(model: type[BaseModel], item: Any, *, where: str) -> str:
         return f"{where}: {path}:{shown} not a list; write it in brackets, as in [a, b]"
     if item["type"] == "missing":
         return f"{where}: {path}: missing; add it"
+    if item["type"] == "int_parsing" and (number := _without_unit(str(item["input"]))):
+        return f"{where}: {path}:{shown} a number has no unit here; write {number}"
     if not path:
         return f"{where}:{shown} {_uncapitalized(message)}"
     # The message of a section's validator begins with a key: `train` and `zero_stage: 3: ...`.
@@ -82,6 +84,14 @@ def _explain(model: type[BaseModel], item: Any, *, where: str) -> str:
     if not shown and key and key[0] in _section(model, item["loc"]).model_fields:
         return f"{where}: {path}.{message}"
     return f"{where}: {path}:{shown} {_uncapitalized(message)}"
+
+
+def _without_unit(text: str) -> int:
+    """The whole number that `100MB`, `64KiB` or `2k` means; 0 for other texts."""
+    match = re.fullmatch(r"(\d+)\s*([kKMGT])(i?)B?", text.strip())
+    if match is None:
+        return 0
+    return int(match[1]) * (1024 if match[3] else 1000) ** ("KMGT".index(match[2].upper()) + 1)
 
 
 def _uncapitalized(message: str) -> str:
