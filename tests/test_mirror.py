@@ -28,7 +28,7 @@ TESTED_THROUGH = {
         *("checkpoint/megatron_model/args_writer", "checkpoint/megatron_model/module_tree"),
         *("checkpoint/megatron_model/rank_file", "checkpoint/model_tensors"),
         "checkpoint/tensors/checkpoint",
-        *("models/common/hf_format", "models/common/megatron_format"),
+        *("models/common/hf_format", "models/common/hf_windows", "models/common/megatron_format"),
         *("models/bert/megatron", "models/common/encoder_format"),
         "models/t5/megatron",
     ],
@@ -148,7 +148,7 @@ TESTED_THROUGH = {
     "models/retro/test_model.py": ["models/retro/chunks", "models/retro/memory"],
     "models/t5/test_model.py": ["models/common/encoder_decoder"],
     "parallel/test_context.py": [
-        *("models/common/recompute", "parallel/document_mask"),
+        *("models/common/recompute", "parallel/document_mask", "parallel/score_rules"),
         *("parallel/ring_kernels", "parallel/ring"),
     ],
     "parallel/test_tensor.py": ["parallel/collectives", "parallel/sharding"],

@@ -127,6 +127,8 @@ COUNTED = [
 def test_a_model_shares_its_tensors_and_has_the_flops_that_torch_counts(
     architecture: Architecture,
 ) -> None:
+    if architecture.window(0):  # torch counts scores that a mask hides
+        architecture = Architecture(**{**architecture.model_dump(), "sliding_window": 0})
     weights = random_tensors(architecture, 0)
     model = to_model(architecture, weights)
     back = named_tensors(model)
@@ -162,6 +164,16 @@ def test_a_model_shares_its_tensors_and_has_the_flops_that_torch_counts(
     memory = plugins.load("models/*/memory", architecture.family)
     of_sample += memory.flops_per_token(architecture, *lengths) * 32
     assert 2 * of_sample == counter.get_total_flops()
+
+
+def test_windows_lower_flops() -> None:
+    memory = plugins.load("models/*/memory", "mistral")
+    plain, windowed = (
+        memory.flops_per_token(dense.dense("mistral", sliding_window=w), 32) for w in (0, 7)
+    )
+    # Scores and values: two products, forward and twice backward, 2 operations per multiply-add.
+    assert plain - windowed == 3 * (2 * 3 * 2) * (32 - 7) * 72
+    assert memory.flops_per_token(dense.dense("mistral", sliding_window=40), 32) == plain
 
 
 @pytest.mark.parametrize("steps", [[20], [1] * 20, [5, 1, 1, 7, 6]], ids=len)
@@ -274,11 +286,13 @@ PUBLISHED = {
     "llama3.2-3b": 3_212_749_824,
     "starcoderbase-1b": 1_137_207_296,
     "starcoder-15b": 15_517_456_384,
+    "mistral-7b-v0.1": 7_241_732_096,
     "mistral-7b-v0.3": 7_248_023_552,
     "mistral-nemo-12b": 12_247_782_400,
     "olmo2-1b": 1_484_916_736,
     "olmo2-7b": 7_298_617_344,
     "smollm3-3b": 3_075_098_624,
+    "phi-3-mini": 3_821_079_552,
     "phi-4-14b": 14_659_507_200,
     "pythia-160m": 162_322_944,
     "pythia-1.4b": 1_414_647_808,

@@ -26,6 +26,7 @@ SHAPES = {
     "qwen3": qwens.ARCHITECTURES["qwen3"],
     "qwen2": dense.ARCHITECTURES["qwen2"],
     "mistral": dense.ARCHITECTURES["mistral-tied"],
+    "mistral-window": dense.ARCHITECTURES["mistral-window"],
     **{family: dense.ARCHITECTURES[family] for family in ("smollm3", "olmo2", "phi3", "gpt_neox")},
     "biencoder": biencoders.ARCHITECTURES["biencoder"],
     "biencoder-shared": biencoders.ARCHITECTURES["biencoder-shared"],
@@ -44,6 +45,7 @@ LAYOUTS = {
     },
     "qwen2": {"mds_pipeline": ParallelLayout(3, 3), "megatron": ParallelLayout(3), **WHOLE},
     "mistral": {"mds": ParallelLayout(2), **WHOLE},
+    "mistral-window": {"megatron": ParallelLayout(3), **WHOLE},
     "smollm3": {"mds": ParallelLayout(3), "megatron": ParallelLayout(3), **WHOLE},
     "phi3": {"mds_pipeline": ParallelLayout(1, 3), "megatron": ParallelLayout(3), **WHOLE},
     "olmo2": {"native": ParallelLayout()},
@@ -147,7 +149,7 @@ def test_folders_of_transformers_are_read_and_written(name: str, tmp_path: Path)
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
 
 
-GPT, (BERT, T5, HF_T5, QWEN3, QWEN2, MISTRAL, SMOLLM3, _, PHI3, NEOX, *_) = (
+GPT, (BERT, T5, HF_T5, QWEN3, QWEN2, MISTRAL, _, SMOLLM3, _, PHI3, NEOX, *_) = (
     gpts.LEARNED,
     SHAPES.values(),
 )
@@ -195,15 +197,9 @@ BLOOM = {"apply_residual_connection_post_layernorm": True}
             "layer_types: 'sliding_att",
         ),
         (QWEN2, {"use_sliding_window": True}, "use_sliding_window: True is not supported"),
-        (MISTRAL, {"sliding_window": 63}, "63: is shorter than max_position_embeddings 64, and"),
-        (
-            MISTRAL,
-            {"sliding_window": "absent", "max_position_embeddings": 4097},
-            "window: 4096: is",
-        ),
         (SMOLLM3, {"no_rope_layers": [0, 1, 1]}, "choose a model in which layers without"),
         (SMOLLM3, {"use_sliding_window": True}, "use_sliding_window: True is not supported"),
-        (PHI3, {"sliding_window": 63}, "sliding_window: 63: is shorter than max_position"),
+        (PHI3, {"layer_types": ["chunked_attention"] * 3}, "layer_types: 'chunked_attention' is"),
         (PHI3, {"rope_scaling": None, "rope_parameters": PARTIAL}, "0.35: 5 numbers of heads of w"),
         (NEOX, {"hidden_act": "silu"}, "hidden_act: 'silu': gpt_neox has gelu or"),
         (QWEN3, {"hidden_act": "gelu"}, "hidden_act: 'gelu': qwen3 has silu only"),

@@ -11,8 +11,11 @@ from torch.nn.attention import varlen
 from torch.testing import assert_close
 
 from tokamake.parallel import attention
+from tokamake.parallel.attention import attention as attend
 from tokamake.parallel.attention import by_document
 from tokamake.parallel.document_mask import PackedDocuments, keep_bounds
+from tokamake.parallel.mesh import SINGLE_RANK
+from tokamake.parallel.score_rules import ScoreRules
 
 WIDTH, LENGTH = 16, 96
 LONG = [[40, 56], [96], [1, 95]]
@@ -33,10 +36,19 @@ def heads(groups: int) -> list[Tensor]:
     return [torch.randn(shape).transpose(1, 2).requires_grad_() for shape in shapes]
 
 
-def masked(q: Tensor, k: Tensor, v: Tensor, lengths: list[list[int]]) -> Tensor:
+def seen(length: int, window: int | None) -> Tensor:
+    """Whether a token of a document sees a token."""
+    causal = torch.ones(length, length, dtype=torch.bool).tril()
+    return causal if window is None else causal.triu(1 - window)
+
+
+def masked(
+    q: Tensor, k: Tensor, v: Tensor, lengths: list[list[int]], window: int | None = None
+) -> Tensor:
     """Compute the expected output with torch's masked attention in fp64."""
     documents = ids(lengths)
-    visible = (documents[:, :, None] == documents[:, None]).tril()[:, None]
+    same = documents[:, :, None] == documents[:, None]
+    visible = (same & seen(documents.shape[1], window))[:, None]
     repeats = q.shape[1] // k.shape[1]
     keys, values = (x.double().repeat_interleave(repeats, 1) for x in (k, v))
     return F.scaled_dot_product_attention(q.double(), keys, values, attn_mask=visible).float()
@@ -58,14 +70,15 @@ class FlashAttention:
         values = bound.arguments
         bounds = values["cu_seq_q"]
         assert bounds.dtype == values["cu_seq_k"].dtype == torch.int32
-        assert values["window_size"] == (-1, 0)
+        earlier, later = values["window_size"]
+        assert later == 0
         lengths = bounds.diff().tolist()
         assert values["max_q"] == values["max_k"] == max(lengths)
         qkv = (values[name].split(lengths) for name in ("query", "key", "value"))
         outputs = [
             F.scaled_dot_product_attention(
                 *(x.transpose(0, 1) for x in document),
-                is_causal=True,
+                attn_mask=seen(len(document[0]), earlier + 1 or None),
                 enable_gqa=values["enable_gqa"],
             )
             for document in zip(*qkv, strict=True)
@@ -73,11 +86,15 @@ class FlashAttention:
         return torch.cat([output.transpose(0, 1) for output in outputs])
 
 
-def check(lengths: list[list[int]], groups: int) -> None:
+def check(lengths: list[list[int]], groups: int, window: int | None = None) -> None:
     """Check that output and gradients equal those of masked attention."""
     ours, theirs = heads(groups), heads(groups)
-    y = by_document(*ours, PackedDocuments(ids(lengths)))
-    expected = masked(*theirs, lengths)
+    rules = ScoreRules(window)
+    if all(len(row) == 1 for row in lengths):  # no documents
+        y = attend(*ours, axis=SINGLE_RANK.context, rules=rules)
+    else:
+        y = by_document(*ours, PackedDocuments(ids(lengths)), rules)
+    expected = masked(*theirs, lengths, window)
     assert y.shape == expected.shape
     assert_close(y, expected)
     upstream = torch.randn_like(expected)
@@ -90,10 +107,13 @@ def check(lengths: list[list[int]], groups: int) -> None:
         assert_close(gradient, expected_gradient)
 
 
+@pytest.mark.parametrize("window", [None, 7])
 @pytest.mark.parametrize("groups", [1, 2, 4])
 @pytest.mark.parametrize("lengths", [LONG, SHORT])
-def test_tokens_attend_only_to_their_own_document(lengths: list[list[int]], groups: int) -> None:
-    check(lengths, groups)
+def test_tokens_attend_only_to_their_own_document(
+    lengths: list[list[int]], groups: int, window: int | None
+) -> None:
+    check(lengths, groups, window)
 
 
 @pytest.mark.parametrize("groups", [2, 4])
@@ -106,6 +126,9 @@ def test_flash_attention_takes_all_documents_in_one_call(
     check(LONG, groups)
     check(SHORT, groups)
     assert stand_in.calls == 2
+    check(LONG, groups, window=9)
+    check([[LENGTH]] * 3, groups, window=9)
+    assert stand_in.calls == 4
 
 
 def test_only_long_documents_are_computed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

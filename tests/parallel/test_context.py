@@ -1,6 +1,7 @@
 """Compare attention over context-parallel ranks with torch's own attention on one rank."""
 
 import itertools
+import math
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +21,7 @@ from tokamake.parallel.axis import Axis
 from tokamake.parallel.context import Method, check_heads, check_length, share, zigzag_indices
 from tokamake.parallel.document_mask import Documents, document_mask
 from tokamake.parallel.mesh import SINGLE_RANK
+from tokamake.parallel.score_rules import PLAIN_SCORES, ScoreRules
 
 GPU = pytest.param(
     "cuda",
@@ -40,6 +42,8 @@ DOCUMENTS = {
     8: [[2, 5, 1]],
     16: [[7, 9]],
 }
+
+RULES = [ScoreRules(window=5), ScoreRules(softcap=2.0), ScoreRules(window=11, softcap=1.5)]
 
 TOLERANCES = {torch.float32: 3e-6, torch.bfloat16: 1.2e-2, torch.float16: 1.5e-3}
 """Largest error by dtype, relative to the largest value; those of 16 bits are a few roundings."""
@@ -67,17 +71,31 @@ def ids_of(shape: tuple[int, ...]) -> Tensor:
 
 
 def by_torch(
-    q: Tensor, k: Tensor, v: Tensor, dy: Tensor, ids: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dy: Tensor,
+    ids: Tensor | None = None,
+    rules: ScoreRules = PLAIN_SCORES,
 ) -> list[Tensor]:
     """Compute the output and the gradients with torch's attention in fp32."""
     q, k, v, dy = (x.float().detach() for x in (q, k, v, dy))
     length = q.shape[2]
     mask = torch.ones(length, length, dtype=torch.bool).tril()
+    if rules.window is not None:
+        mask = mask.triu(1 - rules.window)
     if ids is not None:
         mask = (mask & (ids[:, :, None] == ids[:, None]))[:, None]
     with torch.enable_grad():
         q, k, v = (x.requires_grad_() for x in (q, k, v))
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+        if rules.softcap:
+            repeats = q.shape[1] // k.shape[1]
+            scores = q @ k.repeat_interleave(repeats, 1).mT / math.sqrt(q.shape[-1])
+            scores = torch.tanh(scores / rules.softcap) * rules.softcap
+            weights = scores.masked_fill(~mask, -math.inf).softmax(-1)
+            y = weights @ v.repeat_interleave(repeats, 1)
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
     return [y.detach(), *torch.autograd.grad(y, (q, k, v), dy)]
 
 
@@ -92,13 +110,14 @@ def on_this_rank(
     tensors: list[Tensor],
     ids: Tensor | None = None,
     recompute: Recompute = NONE,
+    rules: ScoreRules = PLAIN_SCORES,
 ) -> list[Tensor]:
     """Compute the output and the gradients of a rank's share, in the dtype of the inputs."""
     q, k, v, dy = (share(x, axis=axis, dim=2) for x in tensors)
     mask = None
     if ids is not None:
         mask = document_mask(share(ids, axis=axis), axis=axis, method=method)
-    call: Any = partial(attention, axis=axis, method=method, mask=mask)
+    call: Any = partial(attention, axis=axis, method=method, mask=mask, rules=rules)
     with torch.enable_grad():
         q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
         y = run([call], recompute, q, k, v)
@@ -110,14 +129,16 @@ def on_this_rank(
 def errors(method: Method, axis: Axis, shapes: list[tuple[int, ...]]) -> dict[str, float]:
     """Errors of a rank by case, relative to the tolerance of the dtype."""
     by_case = {}
-    for shape, apart, dtype in itertools.product(shapes, (False, True), TOLERANCES):
+    plain = itertools.product(shapes, (False, True), TOLERANCES, (PLAIN_SCORES,))
+    ruled = itertools.product(shapes, (False, True), (torch.float32,), RULES)
+    for shape, apart, dtype, rules in (*plain, *ruled):
         tensors, ids = inputs(shape, dtype), ids_of(shape) if apart else None
-        ours = on_this_rank(method, axis, tensors, ids)
-        case = f"{method} {shape} apart={apart} {dtype}"
-        for name, x, y in zip("yqkv", ours, by_torch(*tensors, ids), strict=True):
+        ours = on_this_rank(method, axis, tensors, ids, rules=rules)
+        case = f"{method} {shape} apart={apart} {dtype} {rules}"
+        for name, x, y in zip("yqkv", ours, by_torch(*tensors, ids, rules), strict=True):
             by_case[f"{case} {name}"] = error(x, y, axis) / TOLERANCES[dtype]
         granularity: Any = "full" if dtype == torch.float32 else "selective"
-        recomputed = on_this_rank(method, axis, tensors, ids, Recompute(granularity))
+        recomputed = on_this_rank(method, axis, tensors, ids, Recompute(granularity), rules)
         differ = [not torch.equal(x, y) for x, y in zip(ours, recomputed, strict=True)]
         by_case[f"{case} {granularity}"] = 2.0 * any(differ)
     return by_case
@@ -151,19 +172,34 @@ def all_errors(plain: bool) -> dict[str, float]:
 )
 def test_several_ranks_equal_one_rank(ranks: int, plain: bool) -> None:
     for by_case in spawn(all_errors, ranks, plain):
-        assert len(by_case) >= 330
+        assert len(by_case) >= 660
         assert {case: value for case, value in by_case.items() if not value <= 1} == {}
 
 
+@pytest.mark.parametrize("rules", [PLAIN_SCORES, *RULES])
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("shape", SHAPES + ODD_HEADS)
-def test_one_rank_equals_torchs_attention(shape: tuple[int, ...], apart: bool) -> None:
+def test_one_rank_equals_torchs_attention(
+    shape: tuple[int, ...], apart: bool, rules: ScoreRules
+) -> None:
     tensors, ids = inputs(shape), ids_of(shape) if apart else None
-    for method in ("ring", "ulysses"):
-        for x, y in zip(
-            on_this_rank(method, Axis(), tensors, ids), by_torch(*tensors, ids), strict=True
-        ):
-            assert error(x, y) <= 1e-5
+    expected = by_torch(*tensors, ids, rules)
+    for x, y in zip(on_this_rank("ring", Axis(), tensors, ids, rules=rules), expected, strict=True):
+        assert error(x, y) <= 1e-5
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(40, 0.0), (128, 3.0), (200, 0.0)])
+def test_blocks_of_queries_see_their_windows(window: int, softcap: float) -> None:
+    tensors, rules = inputs((2, 4, 2, 300, 8)), ScoreRules(window, softcap)
+    ids = torch.arange(2 * 300).view(2, 300) // 150
+    for documents in (None, ids, torch.arange(2 * 300).view(2, 300) // 7):
+        expected = by_torch(*tensors, documents, rules)
+        ours = on_this_rank("ring", Axis(), tensors, documents, rules=rules)
+        assert all(error(x, y) <= 1e-5 for x, y in zip(ours, expected, strict=True))
+    kept = ScoreRules(window, softcap, lambda weights: weights)
+    dropped = on_this_rank("ring", Axis(), tensors, ids, rules=kept)
+    expected = by_torch(*tensors, ids, rules)
+    assert all(error(x, y) <= 1e-5 for x, y in zip(dropped, expected, strict=True))
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -188,6 +224,10 @@ def test_keys_of_earlier_tokens_are_seen() -> None:
     for start in (5, 23):
         y = attention(q[:, :, start:], k, v, axis=Axis())
         torch.testing.assert_close(y, expected[:, :, start:])
+        windowed = attention(q[:, :, start:], k, v, axis=Axis(), rules=RULES[-1])
+        torch.testing.assert_close(
+            windowed, by_torch(q, k, v, dy, rules=RULES[-1])[0][:, :, start:]
+        )
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
@@ -256,7 +296,11 @@ def test_kernels_agree(
     tensors = [x.to(device) for x in inputs(shape, dtype)]
     length = shape[3]
     ids = torch.arange(length).mul(5).div(length, rounding_mode="floor").repeat(shape[0], 1)
-    bias = Documents.of(ids[:, None].to(device)).bias(0, 0, dtype) if apart else None
+    bias = None
+    if apart:
+        visible = (ids[:, :, None] == ids[:, None]).tril().to(device)
+        bias = torch.zeros(visible.shape, dtype=dtype, device=device)
+        bias = bias.masked_fill(~visible, torch.finfo(dtype).min / 2)[:, None]
     block = ring_kernels.AttentionBlock(*tensors[:3], causal=not apart, bias=bias)
     expected = by_torch(*(x.cpu() for x in tensors), ids if apart else None)
     all_kernels = (

@@ -8,6 +8,7 @@ import torch
 
 from tests.support.compositions import SHAPE
 from tests.support.layouts import parallel
+from tokamake.config.architecture import Architecture
 from tokamake.config.architecture_files import read_architecture
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
@@ -41,6 +42,8 @@ def large(model: str, **train: Any) -> Run:
         (large("llama3-8b", **parallel(replicas=4)), 4),
         (large("llama2-7b", **parallel(pp=2, layers=(15, 17))), 4),
         (large("qwen3-0.6b", **parallel(tp=2), micro_batch_size=8), 4),
+        (large("smollm3-3b", **parallel(pp=2)), 4),
+        (large("mistral-7b-v0.1", **parallel(cp=2)), 4),
         (large("bert-base", objective="masked", sequence_length=512), 2),
         (large("t5-220m", objective="span_corruption", sequence_length=512, **parallel(tp=4)), 8),
         (large("biencoder-base", objective="ict", sequence_length=256), 2),
@@ -58,7 +61,16 @@ def test_a_miniature_has_the_layout_and_can_start(run: Run, world_size: int) -> 
     assert tiny.architecture.family == run.architecture.family
     assert tiny.train.objective == run.train.objective
     assert tiny.architecture.hidden_size < 100
+    assert layer_kinds(tiny.architecture) == layer_kinds(run.architecture)
+    windows = map(tiny.architecture.window, range(tiny.architecture.num_hidden_layers))
+    assert max(filter(None, windows), default=0) < tiny.train.sequence_length
     assert tiny.train.global_batch_size <= 64
+
+
+def layer_kinds(architecture: Architecture) -> set[tuple[bool, bool]]:
+    """Kinds of layers: with rotary positions, and with a window."""
+    layers = range(architecture.num_hidden_layers)
+    return {(architecture.rotates(n), architecture.window(n) is not None) for n in layers}
 
 
 def test_a_model_without_kv_groups_keeps_its_kind() -> None:

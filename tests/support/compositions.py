@@ -143,7 +143,8 @@ FAMILIES: dict[str, Axes] = {
     "biencoder": {"projection_dim": (0, 24)},
     "gpt_neox": {"partial_rotary_factor": (0.25, 1.0)},
     "hf_t5": {"num_decoder_layers": (0, 2), "relative_attention_num_buckets": (8,)},
-    "phi3": {"partial_rotary_factor": (1.0, 0.5)},
+    "mistral": {"sliding_window": (0, 5)},
+    "phi3": {"partial_rotary_factor": (1.0, 0.5), "sliding_window": (0, 5)},
     "retro": {
         "chunk_length": (4,),
         "first_retrieval_layer": (2, 1),

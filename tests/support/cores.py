@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from copy import copy
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 TOKENS = (2, 24)
 """Rows and length of what logits are of: numbers from 0 on."""
@@ -42,6 +43,7 @@ CASES: dict[str, dict[str, Any]] = {
         "vocab_size": 131,
     },
     "qwen2": {**_LLAMA, **_ROPE, "num_query_groups": 2, "add_qkv_bias": True},
+    "mistral": {**_LLAMA, **_ROPE, "window_size": (5, 0)},
     "phi3": {**_LLAMA, **_ROPE, "rotary_percent": 0.5},
     "smollm3": {**_LLAMA, **_ROPE, "no_rope_freq": 2},
     "gpt": {**_GPT, "position_embedding_type": "learned_absolute", "bias_gelu_fusion": True},
@@ -90,6 +92,7 @@ def arguments(name: str) -> Namespace:
         "norm_epsilon": 1e-3,
         "rotary_percent": 1.0,
         "no_rope_freq": None,
+        "window_size": None,
         "rotary_interleaved": False,
         "rotary_base": 10000,
         "use_rope_scaling": False,
@@ -128,6 +131,7 @@ def model_of(args: Namespace, rank: int, **options: Any) -> Any:
         *(
             "add_qkv_bias",
             "no_rope_freq",
+            "window_size",
             "tensor_model_parallel_size",
             "pipeline_model_parallel_size",
         ),
@@ -293,6 +297,14 @@ def _logits_of_t5(model: Any, tokens: Any) -> Any:
     )
 
 
+def _on_cpu() -> Any:
+    """Make masks of ones on the CPU: megatron.core makes those of windows on a GPU."""
+    import torch
+
+    ones = torch.ones
+    return patch.object(torch, "ones", lambda *sizes, **o: ones(*sizes, **{**o, "device": "cpu"}))
+
+
 def write(folder: Path, name: str, rank: int, size: int) -> None:
     """A rank's part of the checkpoint of a case."""
     import torch
@@ -312,7 +324,8 @@ def write(folder: Path, name: str, rank: int, size: int) -> None:
         else:
             positions = torch.arange(length).expand(rows, length)
             hidden = torch.ones(length, length, dtype=torch.bool).triu(1)[None, None]
-            logits = model(tokens, positions, hidden)
+            with _on_cpu():
+                logits = model(tokens, positions, hidden)
     file = folder / f"iter_0000007/mp_rank_{rank:02d}/model_optim_rng.pt"
     file.parent.mkdir(parents=True)
     weights = model.state_dict_for_save_checkpoint()

@@ -45,6 +45,7 @@ ARCHITECTURES = {
     "mistral": dense("mistral"),
     "mistral-tied": dense("mistral", **TIED),
     "mistral-even": dense("mistral", **EVEN),
+    "mistral-window": dense("mistral", sliding_window=7),
     "qwen2": dense("qwen2"),
     "qwen2-tied": dense("qwen2", **TIED),
     "qwen2-even": dense("qwen2", **EVEN),
@@ -58,6 +59,7 @@ ARCHITECTURES = {
     "phi3": dense("phi3", partial_rotary_factor=0.75, head_dim=16),
     "phi3-tied": dense("phi3", **TIED),
     "phi3-longrope": dense("phi3", rope_scaling=LONGROPE, partial_rotary_factor=0.4, **EVEN),
+    "phi3-window": dense("phi3", sliding_window=12, partial_rotary_factor=0.5),
     "gpt_neox": neox(),
     "gpt_neox-tied": neox(tie_word_embeddings=True, hidden_act="gelu_new"),
     "gpt_neox-serial": neox(use_parallel_residual=False, partial_rotary_factor=0.4),
@@ -84,8 +86,9 @@ FAMILIES = sorted({each.family for each in ARCHITECTURES.values()})
 def _own_keys(architecture: Architecture) -> dict[str, Any]:
     """Keys of transformers' config that have other names or defaults than our fields."""
     keys: dict[str, Any] = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
-    if architecture.family in ("mistral", "phi3"):
-        keys["sliding_window"] = None
+    own = architecture.model_extra or {}
+    if "sliding_window" in own:
+        keys["sliding_window"] = own["sliding_window"] or None
     if architecture.family == "phi3" and (scaling := architecture.rope_scaling):
         keys["original_max_position_embeddings"] = scaling.original_max_position_embeddings
     if architecture.family == "smollm3":

@@ -267,6 +267,12 @@ class Architecture(Settings):
         """Whether a layer, from 0 on, rotates heads: NoPE layers do not (arXiv 2501.18795)."""
         return not is_nth(layer, self._optional("no_rope_layer_interval", 0))
 
+    def window(self, layer: int) -> int | None:
+        """Tokens that a token sees in a layer, itself included; None: all earlier ones."""
+        if is_nth(layer, self._optional("full_attention_interval", 0)):
+            return None
+        return self._optional("sliding_window", 0) or None
+
     @property
     def key_value_size(self) -> int:
         """Width of all key heads together, and of all value heads."""

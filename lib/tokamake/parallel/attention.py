@@ -5,14 +5,13 @@ the model passes the queries, keys and values of this rank's tokens. On one rank
 attention. `context` describes how ranks share tokens.
 Documents of a packed sample: on CUDA, flash attention takes all documents in one call. A CPU
 computes one document after the other, which is faster than to mask the scores of other documents.
-In all other cases, a mask is used.
+In all other cases, a mask is used. `score_rules` has windows and capped scores.
 Shape suffixes: B batch, L tokens of a rank, T tokens of the batch, S tokens attended to, H query
 heads, G key and value heads, K width of a head, C ranks.
 """
 
 import inspect
 import math
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -23,8 +22,9 @@ from torch.nn import functional as F
 
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.context import Method, by_rank, check_heads, in_order
-from tokamake.parallel.document_mask import Documents, PackedDocuments, Unmasked
+from tokamake.parallel.document_mask import UNMASKED, Documents, PackedDocuments, Unmasked
 from tokamake.parallel.ring import ring
+from tokamake.parallel.score_rules import PLAIN_SCORES, ScoreRules, by_blocks, in_window
 from tokamake.runtime.torch_internals import not_compiled
 
 AttentionMask = Tensor | PackedDocuments | Documents | Unmasked | None
@@ -44,7 +44,7 @@ def attention(
     axis: Axis,
     method: Method = "ring",
     mask: AttentionMask = None,
-    drop: Callable[[Tensor], Tensor] | None = None,
+    rules: ScoreRules = PLAIN_SCORES,
 ) -> Tensor:
     """Compute attention: a token attends to itself and all tokens before it, or as `mask` says.
 
@@ -59,7 +59,8 @@ def attention(
         mask: None: causal. The result of `document_mask` limits attention further. On one
             rank, a (B, 1, L, S) bool mask or score bias replaces the causal mask, and `UNMASKED`
             lets a token attend to all tokens.
-        drop: drops some of the (B, H, S, S) weights; not with "ring". Without it, no weights exist.
+        rules: window, cap and dropout of scores; no dropout with "ring". A window and a cap need
+            causal attention.
 
     Returns:
         (B, H, L, K) in the dtype of the queries.
@@ -72,13 +73,13 @@ def attention(
         q_BHLK, k_BGSK, v_BGSK = q_BHLK.float(), k_BGSK.float(), v_BGSK.float()
         if isinstance(mask, Tensor) and mask.is_floating_point():
             mask = mask.float()
-        wide = attention(q_BHLK, k_BGSK, v_BGSK, axis=axis, method=method, mask=mask, drop=drop)
+        wide = attention(q_BHLK, k_BGSK, v_BGSK, axis=axis, method=method, mask=mask, rules=rules)
         return wide.half()
     if axis.size == 1:
         assert not isinstance(mask, Documents)
-        return _on_one_rank(q_BHLK, k_BGSK, v_BGSK, mask, drop)
+        return _on_one_rank(q_BHLK, k_BGSK, v_BGSK, mask, rules)
     assert not isinstance(mask, Unmasked), "ranks that share a sequence compute causal attention"
-    return _on_ranks(q_BHLK, k_BGSK, v_BGSK, axis=axis, method=method, mask=mask, drop=drop)
+    return _on_ranks(q_BHLK, k_BGSK, v_BGSK, axis=axis, method=method, mask=mask, rules=rules)
 
 
 def _on_one_rank(
@@ -86,13 +87,19 @@ def _on_one_rank(
     k_BGSK: Tensor,
     v_BGSK: Tensor,
     mask: Tensor | PackedDocuments | Unmasked | None,
-    drop: Callable[[Tensor], Tensor] | None,
+    rules: ScoreRules,
 ) -> Tensor:
-    if drop:
-        return _dropped(q_BHLK, k_BGSK, v_BGSK, mask, drop)
-    if isinstance(mask, PackedDocuments):
-        return by_document(q_BHLK, k_BGSK, v_BGSK, mask)
     length, total = q_BHLK.shape[2], k_BGSK.shape[2]
+    rules = rules.within(total)
+    if rules.drop:
+        return _dropped(q_BHLK, k_BGSK, v_BGSK, mask, rules)
+    if isinstance(mask, PackedDocuments):
+        return by_document(q_BHLK, k_BGSK, v_BGSK, mask, rules)
+    if rules != PLAIN_SCORES:
+        assert not isinstance(mask, Unmasked)
+        if mask is None and length == total and not rules.softcap and _at_once(q_BHLK):
+            return _flash_rows(q_BHLK, k_BGSK, v_BGSK, rules)
+        return by_blocks(q_BHLK, k_BGSK, v_BGSK, mask, rules)
     if mask is None and 1 < length < total:
         # SDPA's causal mask aligns the first query with the first key; a cache needs the last ones
         # aligned.
@@ -112,21 +119,27 @@ def _dropped(
     k_BGSK: Tensor,
     v_BGSK: Tensor,
     mask: Tensor | PackedDocuments | Unmasked | None,
-    drop: Callable[[Tensor], Tensor],
+    rules: ScoreRules,
 ) -> Tensor:
     """Attention whose weights exist, so that some can be dropped: memory grows with S squared."""
     repeats = q_BHSK.shape[1] // k_BGSK.shape[1]
     k_BHSK, v_BHSK = (x.repeat_interleave(repeats, 1) for x in (k_BGSK, v_BGSK))
     # Queries are scaled first: a product of fp16 could overflow.
     scores_BHSS = ((q_BHSK / math.sqrt(q_BHSK.shape[-1])) @ k_BHSK.mT).float()
+    if rules.softcap:
+        scores_BHSS = rules.softcap * torch.tanh(scores_BHSS / rules.softcap)
     if isinstance(mask, PackedDocuments):
         mask = mask.mask
-    if mask is None:
-        mask = scores_BHSS.new_ones(scores_BHSS.shape[-2:], dtype=torch.bool).tril()
+    if mask is None or rules.window is not None:
+        assert not isinstance(mask, Unmasked)
+        places = range(scores_BHSS.shape[-1])
+        seen = in_window(places, places, rules.window, like=scores_BHSS)
+        mask = seen if mask is None else seen & mask
     if not isinstance(mask, Unmasked):
         is_bias = mask.is_floating_point()
         scores_BHSS = scores_BHSS + mask if is_bias else scores_BHSS.masked_fill(~mask, -torch.inf)
-    return drop(scores_BHSS.softmax(-1)).to(v_BHSK.dtype) @ v_BHSK
+    assert rules.drop is not None
+    return rules.drop(scores_BHSS.softmax(-1)).to(v_BHSK.dtype) @ v_BHSK
 
 
 @not_compiled
@@ -138,15 +151,14 @@ def _on_ranks(
     axis: Axis,
     method: Method,
     mask: AttentionMask,
-    drop: Callable[[Tensor], Tensor] | None,
+    rules: ScoreRules,
 ) -> Tensor:
     assert q_BHLK.shape[2] == k_BGLK.shape[2], "several ranks support no cache of keys"
     if method == "ring":
         assert mask is None or isinstance(mask, Documents)
-        assert drop is None, "ring attention drops no weights"
-        return ring(q_BHLK, k_BGLK, v_BGLK, axis=axis, documents=mask)
+        return ring(q_BHLK, k_BGLK, v_BGLK, axis=axis, documents=mask, rules=rules)
     assert not isinstance(mask, Documents | Unmasked)
-    return _ulysses(q_BHLK, k_BGLK, v_BGLK, axis=axis, mask=mask, drop=drop)
+    return _ulysses(q_BHLK, k_BGLK, v_BGLK, axis=axis, mask=mask, rules=rules)
 
 
 def _ulysses(
@@ -156,7 +168,7 @@ def _ulysses(
     *,
     axis: Axis,
     mask: Tensor | PackedDocuments | None,
-    drop: Callable[[Tensor], Tensor] | None,
+    rules: ScoreRules,
 ) -> Tensor:
     heads, groups, size = q_BHLK.shape[1], k_BGLK.shape[1], axis.size
     check_heads(heads, size)
@@ -166,7 +178,7 @@ def _ulysses(
     heads_by_rank = [x.unflatten(1, (size, -1)) for x in (q_BHLK, *kv)]
     qkv = _AllToAll.apply(torch.cat(heads_by_rank, 2).transpose(0, 1).contiguous(), axis)
     q, k, v = _join_shares(qkv).split([x.shape[2] for x in heads_by_rank], 1)
-    y_CBHLK = _AllToAll.apply(_split_shares(_on_one_rank(q, k, v, mask, drop), size), axis)
+    y_CBHLK = _AllToAll.apply(_split_shares(_on_one_rank(q, k, v, mask, rules), size), axis)
     y_BHLK: Tensor = y_CBHLK.transpose(0, 1).flatten(1, 2)
     return y_BHLK
 
@@ -202,24 +214,30 @@ class _AllToAll(torch.autograd.Function):
 
 @not_compiled
 def by_document(
-    q_BHLK: Tensor, k_BGLK: Tensor, v_BGLK: Tensor, documents: PackedDocuments
+    q_BHLK: Tensor,
+    k_BGLK: Tensor,
+    v_BGLK: Tensor,
+    documents: PackedDocuments,
+    rules: ScoreRules = PLAIN_SCORES,
 ) -> Tensor:
     """Compute attention in which tokens attend only to their own document.
 
     Queries, keys and values have one floating-point dtype; H is a multiple of G.
     """
-    at_once = _at_once(q_BHLK)
+    at_once = _at_once(q_BHLK) and not rules.softcap
     batch, heads, length, _ = q_BHLK.shape
     # Lengths wait for the device: not where a mask is used anyhow.
     one_by_one = q_BHLK.device.type == "cpu" and (len(documents.lengths) * _SHORT <= batch * length)
     if not at_once and not one_by_one:
+        if rules != PLAIN_SCORES:
+            return by_blocks(q_BHLK, k_BGLK, v_BGLK, documents.mask, rules)
         grouped = heads != k_BGLK.shape[1]
         return F.scaled_dot_product_attention(
             q_BHLK, k_BGLK, v_BGLK, attn_mask=documents.mask, enable_gqa=grouped
         )
     q_THK, k_TGK, v_TGK = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHLK, k_BGLK, v_BGLK))
     compute = _flash if at_once else _one_by_one
-    y_THK = compute(q_THK, k_TGK, v_TGK, documents)
+    y_THK = compute(q_THK, k_TGK, v_TGK, documents, rules)
     return y_THK.unflatten(0, (batch, length)).transpose(1, 2)
 
 
@@ -255,26 +273,53 @@ def _arguments() -> frozenset[str]:
     return frozenset(inspect.signature(varlen.varlen_attn).parameters)
 
 
-def _flash(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, documents: PackedDocuments) -> Tensor:
+def _flash(
+    q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, documents: PackedDocuments, rules: ScoreRules
+) -> Tensor:
+    # Any number of earlier tokens, or the window's without the token itself; if causal, no later.
+    earlier = -1 if rules.window is None else rules.window - 1
+    window = earlier, 0 if documents.causal else -1
+    longest = max(documents.lengths)
+    return _varlen(q_THK, k_TGK, v_TGK, documents.bounds, longest=longest, window=window)
+
+
+def _flash_rows(q_BHLK: Tensor, k_BGLK: Tensor, v_BGLK: Tensor, rules: ScoreRules) -> Tensor:
+    """Causal attention with a window; each row is a document."""
+    assert rules.window is not None
+    batch, _, length, _ = q_BHLK.shape
+    q_THK, k_TGK, v_TGK = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHLK, k_BGLK, v_BGLK))
+    ends = torch.arange(0, (batch + 1) * length, length, dtype=torch.int32, device=q_BHLK.device)
+    window = rules.window - 1, 0
+    y_THK = _varlen(q_THK, k_TGK, v_TGK, ends, longest=length, window=window)
+    return y_THK.unflatten(0, (batch, length)).transpose(1, 2)
+
+
+def _varlen(
+    q_THK: Tensor,
+    k_TGK: Tensor,
+    v_TGK: Tensor,
+    bounds: Tensor,
+    *,
+    longest: int,
+    window: tuple[int, int],
+) -> Tensor:
     from torch.nn.attention import varlen  # not above: the import takes long
 
-    longest = max(documents.lengths)
-    # Any number of earlier tokens; if causal, no later ones.
-    options: dict[str, Any] = {"window_size": (-1, 0 if documents.causal else -1)}
+    options: dict[str, Any] = {"window_size": window}
     if "enable_gqa" in _arguments():  # torch 2.11 takes grouped heads without being told
         options["enable_gqa"] = q_THK.shape[1] != k_TGK.shape[1]
-    bounds = documents.bounds
     y_THK = varlen.varlen_attn(q_THK, k_TGK, v_TGK, bounds, bounds, longest, longest, **options)
     assert isinstance(y_THK, Tensor)
     return y_THK
 
 
-def _one_by_one(q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, documents: PackedDocuments) -> Tensor:
-    grouped = q_THK.shape[1] != k_TGK.shape[1]
+def _one_by_one(
+    q_THK: Tensor, k_TGK: Tensor, v_TGK: Tensor, documents: PackedDocuments, rules: ScoreRules
+) -> Tensor:
     heads_first = (x.transpose(0, 1)[None] for x in (q_THK, k_TGK, v_TGK))
     splits = (x.split(documents.lengths, 2) for x in heads_first)
     values = [
-        F.scaled_dot_product_attention(q, k, v, is_causal=documents.causal, enable_gqa=grouped)
+        _on_one_rank(q, k, v, None if documents.causal else UNMASKED, rules)
         for q, k, v in zip(*splits, strict=True)
     ]
     return torch.cat(values, 2)[0].transpose(0, 1)

@@ -44,17 +44,9 @@ class Documents:
         codes = (same_NN + 2 * apart_NN).tolist()
         return cls(ids_BNL, [[names[code] for code in row] for row in codes])
 
-    def bias(self, query: int, key: int, dtype: torch.dtype) -> Tensor:
-        """Score bias (B, 1, L, L) of two chunks: 0 where a query attends to a key, else very low.
-
-        Not -inf, which would make rows without any key NaN in some kernels. With a very low score,
-        such rows get weight 0 when blocks are merged.
-        """
-        visible_BLL = self.ids_BNL[:, query, :, None] == self.ids_BNL[:, key, None]
-        if query == key:
-            visible_BLL = visible_BLL.tril()
-        bias_BLL = torch.zeros(visible_BLL.shape, dtype=dtype, device=visible_BLL.device)
-        return bias_BLL.masked_fill_(~visible_BLL, torch.finfo(dtype).min / 2)[:, None]
+    def in_same_document(self, query: int, key: int) -> Tensor:
+        """(B, L, L) bool of two chunks: whether a query and a key are of one document."""
+        return self.ids_BNL[:, query, :, None] == self.ids_BNL[:, key, None]
 
 
 def positions_in_documents(ids_BL: Tensor) -> Tensor:

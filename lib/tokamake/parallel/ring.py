@@ -17,20 +17,68 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tokamake.parallel.axis import Axis
-from tokamake.parallel.document_mask import Documents
+from tokamake.parallel.document_mask import Documents, Relation
 from tokamake.parallel.ring_kernels import AttentionBlock, kernel
+from tokamake.parallel.score_rules import ScoreRules, in_window
 
 _KEYS_AND_VALUES, _GRADIENTS = 0, 1
 """Tags of messages, because both kinds are in flight at the same time."""
 
 
 def ring(
-    q_BHLK: Tensor, k_BGLK: Tensor, v_BGLK: Tensor, *, axis: Axis, documents: Documents | None
+    q_BHLK: Tensor,
+    k_BGLK: Tensor,
+    v_BGLK: Tensor,
+    *,
+    axis: Axis,
+    documents: Documents | None,
+    rules: ScoreRules,
 ) -> Tensor:
     """Compute causal attention over several ranks; see `attention.attention` for the tensors."""
     assert q_BHLK.dtype == k_BGLK.dtype == v_BGLK.dtype
-    y_BHLK: Tensor = _Ring.apply(q_BHLK, k_BGLK, v_BGLK, axis, documents)
+    assert rules.drop is None, "ring attention drops no weights"
+    mask = _Mask(documents, rules.within(q_BHLK.shape[2] * axis.size))
+    y_BHLK: Tensor = _Ring.apply(q_BHLK, k_BGLK, v_BGLK, axis, mask)
     return y_BHLK
+
+
+@dataclass(frozen=True)
+class _Mask:
+    """Tokens that each token sees among earlier ones; chunks are parts of the whole sequence."""
+
+    documents: Documents | None
+    rules: ScoreRules
+
+    @property
+    def is_causal_alone(self) -> bool:
+        return self.documents is None and self.rules.window is None
+
+    def relation(self, query: int, key: int, length: int) -> Relation:
+        """Whether chunks of `length` tokens see none, all or some of each other's places."""
+        relation: Relation = "same"
+        if self.documents is not None:
+            relation = self.documents.relations[query][key]
+        if self.rules.window is None or relation == "apart":
+            return relation
+        nearest, farthest = (query - key - 1) * length + 1, (query - key + 1) * length - 1
+        if nearest >= self.rules.window:
+            return "apart"
+        return relation if farthest < self.rules.window else "mixed"
+
+    def bias(self, query: int, key: int, *, like: Tensor) -> Tensor:
+        """Score bias (B, 1, L, L) of two chunks: 0 where a query attends to a key, else very low.
+
+        Not -inf, which would make rows without any key NaN in some kernels. With a very low score,
+        such rows get weight 0 when blocks are merged.
+        """
+        length = like.shape[2] // 2
+        queries, keys = (range(n * length, (n + 1) * length) for n in (query, key))
+        visible_BLL = in_window(queries, keys, self.rules.window, like=like)[None]
+        if self.documents is not None:
+            visible_BLL = visible_BLL & self.documents.in_same_document(query, key)
+        visible_BLL = visible_BLL.expand(len(like), -1, -1)
+        bias_BLL = torch.zeros(visible_BLL.shape, dtype=like.dtype, device=like.device)
+        return bias_BLL.masked_fill_(~visible_BLL, torch.finfo(like.dtype).min / 2)[:, None]
 
 
 class _Ring(torch.autograd.Function):
@@ -41,7 +89,7 @@ class _Ring(torch.autograd.Function):
         k_BGLK: Tensor,
         v_BGLK: Tensor,
         axis: Axis,
-        documents: Documents | None,
+        mask: _Mask,
     ) -> Tensor:
         """Return (B, H, L, K) in the dtype of the queries; sums are fp32 or wider."""
         wide = torch.promote_types(q_BHLK.dtype, torch.float32)
@@ -49,13 +97,13 @@ class _Ring(torch.autograd.Function):
         lse_BHL = y_BHLK.new_full(y_BHLK.shape[:3], -torch.inf)
         # Keys and values in one tensor: one message a step instead of two.
         for peer, kv in _around_ring(torch.stack((k_BGLK, v_BGLK)), axis):
-            for part in _parts(axis, peer, length=q_BHLK.shape[2], documents=documents):
-                block = part.block(q_BHLK, kv, documents)
+            for part in _parts(axis, peer, length=q_BHLK.shape[2], mask=mask):
+                block = part.block(q_BHLK, kv, mask)
                 y, lse = kernel(block).forward(block)
                 _merge(y_BHLK[:, :, part.queries], lse_BHL[:, :, part.queries], y, lse)
         y_BHLK = y_BHLK.to(q_BHLK.dtype)
         ctx.save_for_backward(q_BHLK, k_BGLK, v_BGLK, y_BHLK, lse_BHL)
-        ctx.axis, ctx.documents = axis, documents
+        ctx.axis, ctx.mask = axis, mask
         return y_BHLK
 
     @staticmethod
@@ -67,8 +115,8 @@ class _Ring(torch.autograd.Function):
         message: _Message | None = None
         for peer, kv in _around_ring(torch.stack((k_BGLK, v_BGLK)), ctx.axis):
             dkv_of_parts = []
-            for part in _parts(ctx.axis, peer, length=q_BHLK.shape[2], documents=ctx.documents):
-                block = part.block(q_BHLK, kv, ctx.documents)
+            for part in _parts(ctx.axis, peer, length=q_BHLK.shape[2], mask=ctx.mask):
+                block = part.block(q_BHLK, kv, ctx.mask)
                 rows = (x[:, :, part.queries] for x in (dy_BHLK, y_BHLK, lse_BHL))
                 dq, *dkv_of_part = kernel(block).backward(block, *rows)
                 dq_BHLK[:, :, part.queries] += dq
@@ -101,25 +149,21 @@ class _QueryKeySlices:
     keys: slice
     causal: bool = False
     chunks: tuple[int, int] | None = None
-    """Numbers of the chunks of queries and keys if their documents need a bias, else None."""
+    """Numbers of the chunks of queries and keys if their mask needs a bias, else None."""
 
-    def block(self, q_BHLK: Tensor, kv: Tensor, documents: Documents | None) -> AttentionBlock:
+    def block(self, q_BHLK: Tensor, kv: Tensor, mask: _Mask) -> AttentionBlock:
         """The block of attention to compute; `kv` holds keys and values, (2, B, G, L, K)."""
-        bias = None
-        if self.chunks is not None:
-            assert documents is not None
-            bias = documents.bias(*self.chunks, q_BHLK.dtype)
+        bias = None if self.chunks is None else mask.bias(*self.chunks, like=q_BHLK)
         keys, values = kv[:, :, :, self.keys]
-        return AttentionBlock(q_BHLK[:, :, self.queries], keys, values, self.causal, bias)
+        queries, softcap = q_BHLK[:, :, self.queries], mask.rules.softcap
+        return AttentionBlock(queries, keys, values, self.causal, bias, softcap)
 
 
-def _parts(
-    axis: Axis, peer: int, *, length: int, documents: Documents | None
-) -> list[_QueryKeySlices]:
+def _parts(axis: Axis, peer: int, *, length: int, mask: _Mask) -> list[_QueryKeySlices]:
     """Parts of a peer's keys that this rank attends to, without fully masked parts."""
     head, tail, both = slice(length // 2), slice(length // 2, length), slice(length)
-    if documents is not None:
-        return _document_parts(axis, peer, halves=(head, tail), documents=documents)
+    if not mask.is_causal_alone:
+        return _masked_parts(axis, peer, halves=(head, tail), mask=mask)
     if peer == axis.rank:
         return [_QueryKeySlices(both, both, causal=True)]
     # If the peer comes first, all queries attend to its first chunk only. If it comes later, the
@@ -127,14 +171,14 @@ def _parts(
     return [_QueryKeySlices(both, head) if peer < axis.rank else _QueryKeySlices(tail, both)]
 
 
-def _document_parts(
-    axis: Axis, peer: int, *, halves: tuple[slice, slice], documents: Documents
+def _masked_parts(
+    axis: Axis, peer: int, *, halves: tuple[slice, slice], mask: _Mask
 ) -> list[_QueryKeySlices]:
-    """Compute `_parts` chunk by chunk: with documents, most chunks off the diagonal are masked."""
+    """Compute `_parts` chunk by chunk: documents and windows hide most chunks off the diagonal."""
     last, parts = 2 * axis.size - 1, []
     for queries, query in zip(halves, (axis.rank, last - axis.rank), strict=True):
         for keys, key in zip(halves, (peer, last - peer), strict=True):
-            relation = documents.relations[query][key]
+            relation = mask.relation(query, key, halves[0].stop)
             if key > query or relation == "apart":
                 continue
             mixed = relation == "mixed"

@@ -44,7 +44,10 @@ class AttentionBlock:
     causal: bool = False
     """Query i attends to keys 0 … i only; then S equals L."""
     bias: Tensor | None = None
-    """(B, 1, L, S), added to the scores; finite, in the dtype of the queries."""
+    """(B or 1, 1, L, S), added to the scores, in the dtype of the queries; finite, but for
+    `Plain`."""
+    softcap: float = 0.0
+    """c: scores become c · tanh(score / c) before the bias; 0: they stay."""
 
     @property
     def scale(self) -> float:
@@ -80,6 +83,8 @@ class Kernel(Protocol):
 
 def kernel(block: AttentionBlock) -> type[Kernel]:
     """The fastest kernel that supports the block."""
+    if block.softcap:
+        return Plain
     return next(each for each in (ForCPU, Flash, MemoryEfficient, Plain) if each.serves(block))
 
 
@@ -219,7 +224,7 @@ class Plain:
         """See `Kernel`."""
         v_BGSK = block.v_BGSK.to(_wide(block.v_BGSK.dtype))[:, :, None]
         values, sums = [], []
-        for _, scores_BGRLS in _scores(block):
+        for _, scores_BGRLS, _ in _scores(block):
             lse_BGRL = scores_BGRLS.logsumexp(-1)
             weights = (scores_BGRLS - lse_BGRL[..., None]).exp_()
             values.append((weights @ v_BGSK[..., : weights.shape[-1], :]).flatten(1, 2))
@@ -240,20 +245,23 @@ class Plain:
         delta = (dy * y).sum(-1, keepdim=True)
         k, v = (x.to(wide)[:, :, None] for x in (block.k_BGSK, block.v_BGSK))
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k[:, :, 0]), torch.zeros_like(v[:, :, 0])
-        for rows, scores in _scores(block):
+        for rows, scores, slopes in _scores(block):
             keys = slice(scores.shape[-1])
             weights = scores.sub_(lse[..., rows, :]).exp_()
             dv[:, :, keys] += (weights.mT @ dy[..., rows, :]).sum(2)
             dweights = dy[..., rows, :] @ v[..., keys, :].mT
             dscores = dweights.sub_(delta[..., rows, :]).mul_(weights).mul_(block.scale)
+            if slopes is not None:
+                dscores.mul_(slopes)
             dq[..., rows, :] = dscores @ k[..., keys, :]
             dk[:, :, keys] += (dscores.mT @ q[..., rows, :]).sum(2)
         return dq.flatten(1, 2), dk, dv
 
 
-def _scores(block: AttentionBlock) -> Iterator[tuple[slice, Tensor]]:
+def _scores(block: AttentionBlock) -> Iterator[tuple[slice, Tensor, Tensor | None]]:
     """Yield rows of queries and their (B, G, R, rows, S) scores, up to their last visible key.
 
+    Capped scores come with their slopes, the derivatives of the cap.
     Nothing is computed in place, because recomputation may keep a product.
     """
     wide = _wide(block.q_BHLK.dtype)
@@ -262,10 +270,13 @@ def _scores(block: AttentionBlock) -> Iterator[tuple[slice, Tensor]]:
     for start in range(0, q.shape[3], _ROWS):
         rows = slice(start, min(start + _ROWS, q.shape[3]))
         keys = slice(rows.stop if block.causal else k.shape[3])
-        scores = q[..., rows, :] @ k[..., keys, :].mT
+        scores, slopes = q[..., rows, :] @ k[..., keys, :].mT, None
+        if block.softcap:
+            shares = torch.tanh(scores / block.softcap)
+            scores, slopes = shares * block.softcap, 1 - shares.square()
         if block.bias is not None:
             scores = scores + block.bias[:, :, None, rows, keys]
         if block.causal:
             visible = scores.new_ones(scores.shape[-2:], dtype=torch.bool).tril(start)
             scores = scores.masked_fill(~visible, -torch.inf)
-        yield rows, scores
+        yield rows, scores, slopes

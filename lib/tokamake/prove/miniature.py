@@ -16,6 +16,8 @@ from tokamake.errors import UserError
 _HEAD_DIM, _HIDDEN_SIZE = 8, 32
 _LENGTH = 16
 """Least number of tokens of a sample."""
+_WINDOW = 5
+"""Window of attention, odd and shorter than samples."""
 _VOCABULARY = 61
 """Odd, so that tensor-parallel ranks have uneven parts of it."""
 
@@ -137,15 +139,24 @@ def _tiny_model(architecture: Architecture, parallel: ParallelSettings) -> Archi
         "head_dim": _HEAD_DIM,
     }
     changed |= _tiny_rope(architecture)
+    if (architecture.model_extra or {}).get("sliding_window"):
+        changed["sliding_window"] = _WINDOW
     layers = sum(parallel.pipeline_layers) or max(2, parallel.num_stages)
     while True:
         try:
-            sizes = changed | {"num_hidden_layers": layers}
+            sizes = changed | {"num_hidden_layers": layers} | _tiny_intervals(architecture, layers)
             return Architecture.model_validate({**architecture.model_dump(), **sizes})
         except ValidationError:  # some families need a later layer
             if layers >= architecture.num_hidden_layers:
                 raise
             layers += 1
+
+
+def _tiny_intervals(architecture: Architecture, layers: int) -> dict[str, int]:
+    """Intervals at which layers differ, so short that the few layers have all kinds."""
+    own = architecture.model_extra or {}
+    names = ("no_rope_layer_interval", "full_attention_interval")
+    return {name: min(own[name], layers) for name in names if name in own}
 
 
 def _tiny_rope(architecture: Architecture) -> dict[str, Any]:

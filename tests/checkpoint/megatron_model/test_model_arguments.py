@@ -104,6 +104,12 @@ CARRIED = [
     (LLAMA, {"rotary_percent": 0.5}, {"family": "phi3", "partial_rotary_factor": 0.5}),
     (LLAMA, {"no_rope_freq": 2}, {"family": "smollm3", "no_rope_layer_interval": 2}),
     (LLAMA, {"no_rope_freq": [0, 1, 0, 1]}, {"family": "smollm3", "no_rope_layer_interval": 2}),
+    (LLAMA, {"window_size": [15, 0]}, {"family": "mistral", "sliding_window": 16}),
+    (
+        LLAMA,
+        {"rotary_percent": 0.5, "window_size": (15, 0)},
+        {"family": "phi3", "sliding_window": 16},
+    ),
 ]
 
 
@@ -149,6 +155,9 @@ REFUSED = [
     (GPT, {"add_bias_linear": False, "add_qkv_bias": True}),
     (LLAMA, {"add_qkv_bias": True, "qk_layernorm": True}),
     (LLAMA, {"rotary_percent": 0.5, "no_rope_freq": 2}),
+    (LLAMA, {"window_size": (15, 15)}),
+    (LLAMA, {"window_size": (15, 0), "window_attn_skip_freq": 2}),
+    (LLAMA, {"window_size": (15, 0), "window_attn_skip_freq": [1, 0, 0]}),
     ({**GPT, "position_embedding_type": "rope"}, {"rotary_percent": 0.5}),
     (LLAMA, {"rotary_interleaved": True}),
     (LLAMA, {"no_rope_freq": [1, 0, 0, 1]}),

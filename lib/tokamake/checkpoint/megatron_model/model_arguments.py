@@ -14,6 +14,12 @@ from tokamake.checkpoint.torch_files.allowed_globals import StandIn
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.models.common.megatron_format import first, unsupported
+from tokamake.models.common.megatron_windows import (
+    WINDOW_ARGUMENTS,
+    has_windows,
+    window_arguments,
+    window_fields,
+)
 
 KIND = "models/*/megatron"
 
@@ -28,7 +34,7 @@ _REFUSED = {
     "attention and MLP side by side": ("parallel_attn", "parallel_attention_mlp"),
     "norms of queries and keys": ("qk_layernorm", "qk_l2_norm"),
     "latent attention": ("multi_latent_attention",),
-    "attention to a window": ("window_size", "sliding_window", "window_attn_skip_freq"),
+    "attention to a window": (*WINDOW_ARGUMENTS, "sliding_window"),
     "attention of another kind": (
         *("linear_attention_freq", "linear_attention_type", "experimental_attention_variant"),
         *("attention_output_gate", "retro_add_retriever"),
@@ -94,7 +100,9 @@ def family_of(args: Any, file: Path, *, names: Collection[str] = ()) -> str:
     }
     matching = [name for name, each in matches.items() if all(each)]
     if matching:
-        return max(matching, key=lambda name: (len(tensors[name]), len(families[name])))
+        # Several families have windows: another argument tells them apart.
+        further = {name: len({*families[name]} - {*WINDOW_ARGUMENTS}) for name in matching}
+        return max(matching, key=lambda n: (len(tensors[n]), further[n], len(families[n])))
     # Lists begin with the most distinctive argument: the nearest family differs in few, late ones.
     nearest = families[max(matches, key=lambda name: (-matches[name].count(False), matches[name]))]
     argument = next(
@@ -122,11 +130,14 @@ def architecture_fields(
     """
     plug_in = plugins.load(KIND, family)
     known = {*plug_in.ARGUMENTS, *getattr(plug_in, "READ", ())}
+    known |= {*WINDOW_ARGUMENTS} if has_windows(family) else set()
     _refuse(args, file, refused=_REFUSED, known=known)
     fields: dict[str, Any] = {"position_embedding": _positions(args, file)}
     if fields["position_embedding"] == "rotary":
         _refuse(args, file, refused=_REFUSED_IF_ROTARY, known=known)
         fields |= _rotary(args, file)
+    if has_windows(family):
+        fields |= window_fields(args, file, family=family)
     fields |= plug_in.fields(args, file, is_core=is_core)
     if hasattr(plug_in, "fields_of_tensors"):
         fields |= plug_in.fields_of_tensors(names)
@@ -210,6 +221,7 @@ def arguments_of(architecture: Architecture) -> dict[str, Any]:
         "add_qkv_bias": False,
         "qk_layernorm": False,
         **_scaling(architecture),
+        **window_arguments(architecture),
     }
 
 
@@ -233,5 +245,7 @@ def inexpressible(architecture: Architecture, *, is_megatron_lm: bool) -> list[s
         settings.append(f"rope_scaling {scaling.rope_type}")
     if (attention := architecture.attention_bias) != architecture.mlp_bias:
         settings.append(f"attention_bias {attention} with mlp_bias {architecture.mlp_bias}")
+    if not is_megatron_lm and window_arguments(architecture):
+        settings.append("attention to a window")
     plug_in = plugins.load(KIND, architecture.family)
     return settings + plug_in.inexpressible(architecture, is_megatron_lm=is_megatron_lm)

@@ -8,8 +8,8 @@ Activations: Korthikanti et al. 2022 (arXiv 2205.05198), section 4, as torch sav
 dropout masks, and without attention scores, because SDPA computes them again. Operations are
 counted as PaLM does (arXiv 2204.02311, appendix B). Only matrix products count, with two operations
 per multiply-add. The backward pass takes twice the forward pass. Attention counts the whole
-sequence, as if it were not causal. The embedding is a look-up and free; the output layer is a
-product.
+sequence, or the whole window, as if it were not causal. The embedding is a look-up and free; the
+output layer is a product.
 """
 
 from collections.abc import Callable
@@ -125,9 +125,10 @@ def flops_per_token(
     hidden = architecture.hidden_size
     projections = 2 * hidden * (architecture.query_size + architecture.key_value_size)
     mlp = num_mlp_matrices * hidden * architecture.intermediate_size
-    scores_and_values = 2 * sequence_length * architecture.query_size
-    layer = projections + mlp + scores_and_values
-    multiply_adds = architecture.num_hidden_layers * layer + hidden * architecture.vocab_size
+    layers = range(architecture.num_hidden_layers)
+    seen = sum(min(sequence_length, architecture.window(n) or sequence_length) for n in layers)
+    multiply_adds = len(layers) * (projections + mlp) + 2 * seen * architecture.query_size
+    multiply_adds += hidden * architecture.vocab_size
     return 3 * 2 * multiply_adds
 
 

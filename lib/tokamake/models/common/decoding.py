@@ -34,14 +34,14 @@ def applies(layers: Sequence[nn.Module], x: Tensor, *, cache: KeyValueCache) -> 
         and x.device.type == "cpu"
         and x.dtype == torch.float32
         and not torch.is_grad_enabled()
-        and all(_is_plain(layer) for layer in layers)
+        and all(_is_plain(layer, this.span) for layer in layers)
     )
 
 
-def _is_plain(layer: nn.Module) -> bool:
+def _is_plain(layer: nn.Module, span: int) -> bool:
     """Whether a layer has joined projections, RMS norms, no norms of heads, and no peers.
 
-    It also rotates whole heads.
+    It also rotates whole heads, and its window hides none of `span` tokens.
     """
     if type(layer) is not TransformerLayer:
         return False
@@ -52,6 +52,7 @@ def _is_plain(layer: nn.Module) -> bool:
         and attention.qkv_proj is not None
         and attention.is_alone
         and attention.rotates_whole_heads
+        and (attention.window is None or attention.window >= span)
         and isinstance(attention.q_norm, nn.Identity)
         and isinstance(mlp, GatedMLP)
         and mlp.gate_up_proj is not None

@@ -20,6 +20,7 @@ from tokamake.parallel.attention import AttentionMask, attention
 from tokamake.parallel.document_mask import UNMASKED, Unmasked, document_mask
 from tokamake.parallel.dropout import Dropout, dropped
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
+from tokamake.parallel.score_rules import PLAIN_SCORES, ScoreRules
 from tokamake.parallel.tensor import ColumnParallelLinear, RowParallelLinear, shared_input
 
 _LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.")
@@ -58,11 +59,12 @@ class CrossAttention(nn.Module):
             projected.unflatten(-1, (-1, self._width)).transpose(1, 2)
             for projected in (self.q_proj(x_BMD), self.k_proj(memory_BLD), self.v_proj(memory_BLD))
         )
-        axis, drop = self._mesh.context, None
+        axis, rules = self._mesh.context, PLAIN_SCORES
         if dropout and dropout.attention:
             drop = partial(dropout.weights, axis=axis, layer=self, site="cross_attention")
+            rules = ScoreRules(drop=drop)
         q_BHMK = self.q_norm(q_BHMK)
-        y_BHMK = attention(q_BHMK, k_BGLK, v_BGLK, axis=axis, mask=mask, drop=drop)
+        y_BHMK = attention(q_BHMK, k_BGLK, v_BGLK, axis=axis, mask=mask, rules=rules)
         return self.o_proj(y_BHMK.transpose(1, 2).flatten(2))
 
 

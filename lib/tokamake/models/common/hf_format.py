@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from tokamake.config.architecture import Architecture
 from tokamake.config.rope_scaling import SCALING
+from tokamake.models.common.hf_windows import Windows, without_windows
 
 _ROPE_TYPES = ("default", *SCALING)
 _FIRST_LENGTH = "original_max_position_embeddings"
@@ -28,24 +29,6 @@ def _nothing(_: Any) -> dict[str, Any]:
 
 def _no_problem(_: Any) -> None:
     return None
-
-
-def short_window(config: Mapping[str, Any], *, window: int | None, longest: int) -> str | None:
-    """Message about a window that hides tokens of the longest sequences; None: it hides none.
-
-    Args:
-        window: sliding_window of a config without it.
-        longest: max_position_embeddings of a config without it.
-    """
-    window = config.get("sliding_window", window)
-    longest = config.get("max_position_embeddings") or longest
-    if window is None or window >= longest:
-        return None
-    return (
-        f"sliding_window: {window}: is shorter than max_position_embeddings {longest}, and "
-        f"attention to a window is not supported; set max_position_embeddings to {window} to use "
-        "the model for such sequences, or choose a model without a window"
-    )
 
 
 def same_keys(*names: str) -> dict[str, tuple[str, ...]]:
@@ -119,6 +102,8 @@ class HFFormat:
     each key and value head in turn."""
     fused_mlp: str | None = None
     """Name of the module that has the gate, then the up projection in one."""
+    windows: Windows | None = None
+    """Windows of attention; None: such models have none."""
     rope_types: tuple[str, ...] = _ROPE_TYPES
     """Kinds of rotary positions that transformers has for such models."""
     first_length: int | None = None
@@ -201,8 +186,8 @@ class HFFormat:
             if other_key in config and config.get(key) not in (None, config[other_key]):
                 value = config[other_key]
                 return f"{key}: {config[key]!r} is not supported; choose a model with {value!r}"
-        if other := sorted({*(config.get("layer_types") or ())} - {"full_attention"}):
-            return f"layer_types: {other[0]!r} is not supported; choose a model with full_attention"
+        if problem := self.windows.problem(config) if self.windows else without_windows(config):
+            return problem
         key = _rope_key(config)
         parameters = config.get(key) or {}
         share = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
@@ -232,6 +217,8 @@ class HFFormat:
             values |= self._rope_fields(config)
         if "num_attention_heads" in values:
             values.setdefault("num_key_value_heads", values["num_attention_heads"])
+        if self.windows:
+            values |= self.windows.fields({**config, **values})
         values |= self.extra_fields({**config, **values})
         return values
 
@@ -241,7 +228,8 @@ class HFFormat:
         values = architecture.model_dump()
         keys = {keys[0]: values[name] for name, keys in self.keys.items() if name in values}
         rope = self._rope_keys(architecture) if self.rotary else {}
-        return {**keys, **rope, **self.constants, **self.extra_keys(architecture)}
+        windows = self.windows.keys(architecture) if self.windows else {}
+        return {**keys, **rope, **windows, **self.constants, **self.extra_keys(architecture)}
 
     def _rope_fields(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Base, scaling and share of heads: keys in transformers 4, all in rope_parameters in 5."""

@@ -13,6 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from tokamake.parallel.attention import AttentionMask
+
 _FIRST_LENGTH = 256
 """Tokens for which rows have memory at first."""
 
@@ -37,6 +39,10 @@ class CachePass:
     def span(self) -> int:
         """S: tokens of the longest row, with padding."""
         return max(self.starts) + self.width
+
+    def first_seen(self, window: int | None) -> int:
+        """First place that a new token of some row sees."""
+        return 0 if window is None else max(0, min(self.starts) + 1 - window)
 
     @property
     def is_even(self) -> bool:
@@ -84,8 +90,13 @@ class LayerCache:
         self.tensors: tuple[Tensor, Tensor] | None = None
         """(R, G, tokens, K) keys and values; None before the first pass."""
 
-    def extend(self, k_BGLK: Tensor, v_BGLK: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values of new tokens; return all keys and values, (B, G, S, K)."""
+    def extend(
+        self, k_BGLK: Tensor, v_BGLK: Tensor, *, window: int | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Append keys and values of new tokens; return all keys and values, (B, G, S, K).
+
+        With a window, S begins with the first token that some new token sees.
+        """
         if not self._cache.is_kept:
             return k_BGLK, v_BGLK
         keys, values = self.with_room(k_BGLK.shape[1], k_BGLK.shape[3], like=k_BGLK)
@@ -97,7 +108,18 @@ class LayerCache:
             else:
                 row, column, cache_row, place = this.places
                 tensor[cache_row, :, place] = new[row, :, column]
-        return keys[rows, :, : this.span], values[rows, :, : this.span]
+        seen = slice(this.first_seen(window), this.span)
+        return keys[rows, :, seen], values[rows, :, seen]
+
+    def mask(self, mask: AttentionMask, *, window: int | None) -> AttentionMask:
+        """The mask of the pass for the keys that `extend` returns."""
+        if window is None or not isinstance(mask, Tensor):
+            return mask
+        # Not `ScoreRules` alone: rows of different lengths have the same place in other columns.
+        this = self._cache.this_pass
+        seen = torch.arange(this.first_seen(window), this.span, device=mask.device)
+        near_BLS = torch.atleast_2d(this.positions)[..., None] - seen < window
+        return mask[..., this.first_seen(window) :] & near_BLS[:, None]
 
     def with_room(self, groups: int, width: int, *, like: Tensor) -> tuple[Tensor, Tensor]:
         """The tensors, made twice as long if the tokens of the pass do not fit."""

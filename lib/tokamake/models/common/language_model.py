@@ -170,6 +170,7 @@ class LanguageModel(nn.Module):
             attention: Any = layer.self_attn
             attention.number = int(number)
             attention.rotates = self.architecture.rotates(int(number))
+            attention.window = self.architecture.window(int(number))
 
     @property
     def blocks(self) -> list[nn.Module]:

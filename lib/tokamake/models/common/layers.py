@@ -17,6 +17,7 @@ from tokamake.models.common.positions import rotate
 from tokamake.parallel.attention import AttentionMask, attention
 from tokamake.parallel.dropout import Dropout, dropped
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
+from tokamake.parallel.score_rules import ScoreRules
 from tokamake.parallel.tensor import (
     ColumnParallelLinear,
     JoinedLinear,
@@ -37,6 +38,7 @@ class Attention(nn.Module):
     Attributes:
         number: layer index in the whole model.
         rotates: whether the layer has rotary positions, if the model has some.
+        window: tokens that a token sees, itself included; None: all earlier ones.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.number, self.rotates = 0, True
+        self.window: int | None = None
         self._mesh, self._width = mesh, architecture.head_dim
         self._rotary_width = architecture.rotary_width
         hidden, query = architecture.hidden_size, architecture.query_size
@@ -118,12 +121,14 @@ class Attention(nn.Module):
             q_BHLK = rotate(q_BHLK, cos_LK, sin_LK)
             k_BGSK = rotate(k_BGSK, cos_LK, sin_LK)
         if cache is not None:  # S: these tokens and the cached ones
-            k_BGSK, v_BGSK = cache.extend(k_BGSK, v_BGSK)
+            k_BGSK, v_BGSK = cache.extend(k_BGSK, v_BGSK, window=self.window)
+            mask = cache.mask(mask, window=self.window)
         axis, method = self._mesh.context, self._mesh.context_method
-        drop = None
+        # A mask of cached keys has the window: columns of its rows are different places.
+        rules = ScoreRules(None if isinstance(mask, Tensor) else self.window)
         if dropout and dropout.attention:
-            drop = partial(dropout.weights, axis=axis, layer=self)
-        y_BHLK = attention(q_BHLK, k_BGSK, v_BGSK, axis=axis, method=method, mask=mask, drop=drop)
+            rules = rules._replace(drop=partial(dropout.weights, axis=axis, layer=self))
+        y_BHLK = attention(q_BHLK, k_BGSK, v_BGSK, axis=axis, method=method, mask=mask, rules=rules)
         return self.o_proj(y_BHLK.transpose(1, 2).flatten(2))
 
 

@@ -3,7 +3,8 @@
 from functools import partial
 
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_format import GATED_KEYS, HFFormat, short_window
+from tokamake.models.common.hf_format import GATED_KEYS, HFFormat
+from tokamake.models.common.hf_windows import Windows
 
 shapes = partial(tensor_shapes.shapes, gated=True, biased_norms=False)
 
@@ -22,12 +23,11 @@ HUGGING_FACE = (
         },
         implied={"position_embedding": "rotary"},
         dropout={"attention_dropout": "attention"},
-        problem=partial(short_window, window=4096, longest=131072),
-        constants={"sliding_window": None},
+        windows=Windows(4096),
     ),
 )
 
 REFUSED = {
     "mixtral": "its layers have several experts",
-    "ministral": "it attends to windows in some layers",
+    "ministral": "some of its layers attend to windows, by another name than in other types",
 }

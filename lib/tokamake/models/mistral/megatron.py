@@ -1,7 +1,7 @@
 """A `mistral` in Megatron's terms: modules of a layer, arguments of its function.
 
-Megatron has no name for it: files without tokamake's arguments are read as a `llama`, which
-computes the same.
+Megatron has no name for it: files without tokamake's arguments and without a window are read as a
+`llama`, which computes the same.
 """
 
 from tokamake.config.architecture import Architecture
@@ -11,7 +11,7 @@ from tokamake.models.common.megatron_format import (
     rms_norm_fields_without_biases,
 )
 
-ARGUMENTS = {"swiglu": True, "normalization": "rmsnorm"}
+ARGUMENTS = {"swiglu": True, "window_size": True, "normalization": "rmsnorm"}
 
 LAYER = GATED_LAYER
 

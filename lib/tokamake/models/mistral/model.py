@@ -1,6 +1,6 @@
 """Mistral (arXiv 2310.06825), Nemo and Small: a Llama without biases whose head_dim is free.
 
-Sliding windows are not supported; models after Mistral 7B v0.1 have none.
+Layers of Mistral 7B v0.1 attend to a window; later models have none.
 """
 
 from tokamake.models.common.decoder import Decoder
@@ -9,6 +9,7 @@ SETTINGS = {
     "position_embedding": ("rotary",),
     "rope_theta": 10000.0,
     "rope_scaling": None,
+    "sliding_window": 0,
     "hidden_act": ("silu",),
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": (False, True),

@@ -3,7 +3,8 @@
 from functools import partial
 
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_format import GATED_KEYS, HFFormat, short_window
+from tokamake.models.common.hf_format import GATED_KEYS, HFFormat
+from tokamake.models.common.hf_windows import Windows
 
 shapes = partial(tensor_shapes.shapes, gated=True, biased_norms=False)
 
@@ -26,9 +27,9 @@ HUGGING_FACE = (
             "embd_pdrop": "embedding",
             "resid_pdrop": "hidden",
         },
-        problem=partial(short_window, window=None, longest=4096),
         # transformers' default pad_token_id is a token that small vocabularies lack.
-        constants={"sliding_window": None, "pad_token_id": None},
+        constants={"pad_token_id": None},
+        windows=Windows(None),
         rope_types=("default", "longrope"),
         first_length=4096,
         partial_rotary="partial_rotary_factor",

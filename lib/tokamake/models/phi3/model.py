@@ -1,7 +1,6 @@
 """Phi-3 and Phi-4 (arXiv 2404.14219, 2412.08905): a Llama whose heads may rotate in part.
 
-Sliding windows are not supported, so models whose window is shorter than their longest sequence
-are refused.
+Layers of some models attend to a window.
 """
 
 from tokamake.models.common.decoder import Decoder
@@ -11,6 +10,7 @@ SETTINGS = {
     "rope_theta": 10000.0,
     "rope_scaling": None,
     "partial_rotary_factor": 1.0,
+    "sliding_window": 0,
     "hidden_act": ("silu",),
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": (False, True),

@@ -29,6 +29,7 @@ from tokamake.parallel.attention import AttentionMask, attention
 from tokamake.parallel.document_mask import UNMASKED
 from tokamake.parallel.dropout import Dropout, SampleTokens, dropped
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
+from tokamake.parallel.score_rules import PLAIN_SCORES, ScoreRules
 from tokamake.parallel.tensor import own_tokens, shared_input
 
 STACKS = "retro"
@@ -81,11 +82,12 @@ class ChunkedCrossAttention(CrossAttention):
             for projected in (q_NWE, k_NSE, v_NSE)
         )
         k_NGSK, v_NGSK = chunks.kept(k_NGSK, v_NGSK, layer=self.number)
-        axis, drop = self._mesh.context, None
+        axis, rules = self._mesh.context, PLAIN_SCORES
         if dropout and dropout.attention:
             of_chunks = chunks.dropout(dropout)
             drop = partial(of_chunks.weights, axis=axis, layer=self, site="cross_attention")
-        y_NHWK = attention(q_NHWK, k_NGSK, v_NGSK, axis=axis, mask=chunks.mask_N11S, drop=drop)
+            rules = ScoreRules(drop=drop)
+        y_NHWK = attention(q_NHWK, k_NGSK, v_NGSK, axis=axis, mask=chunks.mask_N11S, rules=rules)
         y_BLE = chunks.in_rows(y_NHWK.transpose(1, 2).flatten(2))
         y_BLD: Tensor = self.o_proj(y_BLE)
         # Its bias is for tokens that see a neighbor alone.
