@@ -133,7 +133,7 @@ def _dropped(
     if mask is None or rules.window is not None:
         assert not isinstance(mask, Unmasked)
         places = range(scores_BHSS.shape[-1])
-        seen = in_window(places, places, rules.window, like=scores_BHSS)
+        seen = in_window(places, places, window=rules.window, like=scores_BHSS)
         mask = seen if mask is None else seen & mask
     if not isinstance(mask, Unmasked):
         is_bias = mask.is_floating_point()

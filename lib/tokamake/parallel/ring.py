@@ -73,7 +73,7 @@ class _Mask:
         """
         length = like.shape[2] // 2
         queries, keys = (range(n * length, (n + 1) * length) for n in (query, key))
-        visible_BLL = in_window(queries, keys, self.rules.window, like=like)[None]
+        visible_BLL = in_window(queries, keys, window=self.rules.window, like=like)[None]
         if self.documents is not None:
             visible_BLL = visible_BLL & self.documents.in_same_document(query, key)
         visible_BLL = visible_BLL.expand(len(like), -1, -1)

@@ -40,7 +40,7 @@ class ScoreRules(NamedTuple):
 PLAIN_SCORES = ScoreRules()
 
 
-def in_window(queries: range, keys: range, window: int | None, *, like: Tensor) -> Tensor:
+def in_window(queries: range, keys: range, *, window: int | None, like: Tensor) -> Tensor:
     """(queries, keys) bool: whether a place sees a place, itself or earlier and in the window."""
     places = [torch.arange(each.start, each.stop, device=like.device) for each in (queries, keys)]
     distances = places[0][:, None] - places[1]
@@ -65,7 +65,7 @@ def by_blocks(
         places = range(rows.start + total - length, rows.stop + total - length)
         first = 0 if rules.window is None else max(0, places.start - rules.window + 1)
         seen = slice(first, places.stop)
-        visible = in_window(places, range(first, places.stop), rules.window, like=q_BHLK)
+        visible = in_window(places, range(first, places.stop), window=rules.window, like=q_BHLK)
         if mask is not None:
             visible = visible & mask[:, :, rows.start : rows.stop, seen]
         block = q_BHLK[:, :, rows.start : rows.stop], k_BGSK[:, :, seen], v_BGSK[:, :, seen]
@@ -73,19 +73,24 @@ def by_blocks(
     return values[0] if len(values) == 1 else torch.cat(values, 2)
 
 
-def masked(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, *, softcap: float) -> Tensor:
+def masked(
+    q_BHLK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, visible: Tensor, *, softcap: float
+) -> Tensor:
     """Attention by a bool mask, (L, S) or (B, 1, L, S); each query sees some key."""
     if softcap:
-        return _capped(q, k, v, visible, softcap)
+        return _capped(q_BHLK, k_BGSK, v_BGSK, visible, softcap)
+    grouped = q_BHLK.shape[1] != k_BGSK.shape[1]
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=visible, enable_gqa=q.shape[1] != k.shape[1]
+        q_BHLK, k_BGSK, v_BGSK, attn_mask=visible, enable_gqa=grouped
     )
 
 
 @not_compiled
-def _capped(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, softcap: float) -> Tensor:
-    y: Tensor = _Capped.apply(q, k, v, visible, softcap)
-    return y
+def _capped(
+    q_BHLK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, visible: Tensor, softcap: float
+) -> Tensor:
+    y_BHLK: Tensor = _Capped.apply(q_BHLK, k_BGSK, v_BGSK, visible, softcap)
+    return y_BHLK
 
 
 class _Capped(torch.autograd.Function):
