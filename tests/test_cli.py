@@ -116,6 +116,8 @@ MISTAKES = {
     (
         *("evaluate", "--checkpoint", "x", "--task", "rte", "--data", "a=b", "--weights", "x"),
     ): "option: --weights. See `tokamake evaluate --task NAME",
+    ("evaluate", "--checkpoint", "x", "--task", "wikitext", "--stride", "512"): "--stride: a "
+    """setting of wikitext; write --settings '{"stride": VALUE}'. See `tokamake evaluate --task""",
     ("tokenise",): 'Unknown command "tokenise". Did you mean "tokenize"? See `tokamake --help`.',
     ("tokenize", "a.jsonl", "--outptu", "b"): "--outptu. Did you mean --output? See `tokamake",
     ("tokenize", "a.jsonl", "--json-keys", "b"): "option: --json-keys. See `tokamake tokenize",

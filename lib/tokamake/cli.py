@@ -224,6 +224,7 @@ def _fault(app: "App", stage: str, *, error: "CycloptsError") -> str:
     fault = (
         _missing_options(app, stage, error=error)
         or _unused_words(app, stage, error=error)
+        or _setting_of_task(stage, error=error)
         or _one_line(str(error), is_missing=not getattr(error, "keyword", ""))
     )
     return f"{fault} See `{command} --help`."
@@ -268,6 +269,21 @@ def _unused_words(app: "App", stage: str, *, error: "CycloptsError") -> str:
     named = f"the options {', '.join(options)}" if len(options) <= _MOST_NAMED else "options"
     words = shlex.join(error.unused_tokens or [])
     return f"{words}: belongs to no option; {stage} takes {' and '.join([*places, named])}."
+
+
+def _setting_of_task(stage: str, *, error: "CycloptsError") -> str:
+    """Message about a setting of a task that is written as an option; empty for other errors."""
+    option = re.match(r"Unknown option: \W*--([\w-]+)", str(error))
+    if stage not in TASK_FOLDERS or not option:
+        return ""
+    from tokamake import plugins
+
+    folder, name = TASK_FOLDERS[stage], option[1].replace("-", "_")
+    tasks = {*plugins.names(folder)}
+    task = next((word for word in error.root_input_tokens or () if word in tasks), "")
+    if not task or name not in plugins.constant(folder, task, "SETTINGS", default=()):
+        return ""
+    return f"""--{option[1]}: a setting of {task}; write --settings '{{"{name}": VALUE}}'."""
 
 
 def _positional(name: str) -> str:

@@ -52,6 +52,18 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_prompts_are_words_of_the_text_if_it_has_any(home: Path) -> None:
+    starts = ["... -- ***", "§ 1.2.3 [4]", "Der Zug fährt ab", "Über den Bergen", "私は 学生です"]
+    lines = [json.dumps({"text": f"{start} {'x ' * 200}"}) + "\n" for start in starts]
+    (home / "words.jsonl").write_text("".join(lines))
+    new(Path("words"), "words.jsonl")
+    prompts = ("Der Zug fährt", "Über den Bergen", "私は 学生です x")
+    assert config(home / "words").generate.prompts == prompts
+    (home / "signs.jsonl").write_text("".join(lines[:2]))
+    new(Path("signs"), "signs.jsonl")
+    assert config(home / "signs").generate.prompts == ("... -- ***", "§ 1.2.3 [4]")
+
+
 def test_a_project_has_config_table_profile_and_readme(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

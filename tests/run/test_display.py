@@ -73,6 +73,22 @@ def test_lines_of_an_earlier_start_are_not_shown(monkeypatch: pytest.MonkeyPatch
     assert lines_of(stream) == []
 
 
+@pytest.mark.parametrize("is_dry_run", [False, True])
+def test_a_terminal_has_bars_but_not_in_a_dry_run(
+    monkeypatch: pytest.MonkeyPatch, is_dry_run: bool
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    display = Display(stream, is_live=True, is_dry_run=is_dry_run)
+    display.show({"kind": "plan", "counts": {"merge": 2}})
+    for number in range(2):
+        display.show(begin(number, "merge"))
+    display.close()
+    assert ("━" in stream.getvalue()) != is_dry_run
+    assert ("2 jobs would run" in stream.getvalue()) == is_dry_run
+
+
 def test_messages_of_snakemake_pass_unless_the_lines_say_more() -> None:
     stream = io.StringIO()
     display = Display(stream)
@@ -84,9 +100,15 @@ def test_messages_of_snakemake_pass_unless_the_lines_say_more() -> None:
     decision = "train.train_steps 40 -> 60. train.on_change is continue: training continues"
     display.output(f"tokamake: run mine: {decision}")
     display.output(f"results/mine/training: {decision}")
+    display.output(f"results/mine/training: {decision}; moved to results/mine/training.1")
+    schedule = "old: the schedules differ. train.on_change is continue: as in the config"
+    display.output(f"tokamake: run mine: {schedule}")
+    display.output(schedule)
     display.output("rank 1 on node2 is slow")
     assert lines_of(stream) == [
-        *("LockException: locked", f"tokamake: run mine: {decision}", "rank 1 on node2 is slow")
+        *("LockException: locked", f"tokamake: run mine: {decision}"),
+        "results/mine/training: moved to results/mine/training.1",
+        *(f"tokamake: run mine: {schedule}", "rank 1 on node2 is slow"),
     ]
 
 

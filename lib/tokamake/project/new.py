@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from tokamake.project.texts import Project
 
 _PROMPT_CHARACTERS = 40
+_PROMPT_TEXTS = 12
+"""Documents of a corpus among which three prompts are found."""
 
 
 def new(project: Path, *files: str, profile: str = "", text_key: str = "") -> None:
@@ -103,10 +105,14 @@ def _run_name(folder: Path) -> str:
 
 
 def _prompts(corpora: "Sequence[FoundCorpus]") -> list[str]:
-    """First words of some documents, in the language of the text."""
-    texts = [text for corpus in corpora for text in islice(corpus.first_texts, 3)]
-    words = [" ".join(text[:200].split()[:3])[:_PROMPT_CHARACTERS] for text in texts]
-    return [*dict.fromkeys(filter(str.isprintable, filter(None, words)))][:4] or ["The"]
+    """First words of some documents, in the language of the text; letters rather than signs."""
+    found: list[str] = []
+    for corpus in corpora:
+        texts = islice(corpus.first_texts, _PROMPT_TEXTS)
+        words = [" ".join(text[:200].split()[:3])[:_PROMPT_CHARACTERS] for text in texts]
+        usable = dict.fromkeys(filter(str.isprintable, filter(None, words)))
+        found += sorted(usable, key=lambda text: sum(map(str.isalpha, text)) < len(text) / 2)[:3]
+    return [*dict.fromkeys(found)][:4] or ["The"]
 
 
 def _write(project: "Project", site: Path | None) -> None:

@@ -68,8 +68,10 @@ _SILENT_AFTER_STOP = (
 _LOCKED = "Error: Directory cannot be locked."
 _ESTIMATE = "estimate: "
 """Beginning of lines that a dry run prints at its end, below the table."""
-_DECISION = re.compile(r"^(?:tokamake: run |results/)(\S+?)(?:/training)?: .*train\.on_change is ")
-"""Line about a run with changed settings; the workflow writes one, and its training the same."""
+_OF_WORKFLOW = re.compile(r"tokamake: run [^\s:]+: (.*)")
+"""Line of the workflow about a run; its training may write the same text."""
+_OF_TRAINING = re.compile(r"((?:results/[^\s:]+: )?)(.*)")
+"""Line of a training: its folder, which may be missing, and the text."""
 _ERROR = re.compile(r"^tokamake [\w-]+: (?!stopped; )|No space left on device")
 """Line of a log that a job writes which has failed, also if it was asked to stop meanwhile."""
 _REMEDIES = {
@@ -110,8 +112,8 @@ class Display:
         self._planned: dict[str, list[StartedJob]] = {}
         """Jobs of a dry run by stage."""
         self._estimate: list[str] = []
-        self._decided: set[str] = set()
-        """Runs whose changed settings were shown."""
+        self._told: set[str] = set()
+        """What the workflow has said about runs."""
         self._trainings: dict[str, TrainingProgress | None] = {}
         self._polled = 0.0
         self._printed: dict[str, tuple[int, float | None]] = {}
@@ -171,12 +173,24 @@ class Display:
         if self._is_dry_run and text.startswith(_ESTIMATE):
             self._estimate.append(text)
             return
-        if decision := _DECISION.match(text):
-            if decision[1] in self._decided:
-                return
-            self._decided.add(decision[1])
+        text = self._untold(text)
         if not text.startswith(("step ", "saved ", "Using profile")) and not _is_silent(text):
             self.line(text)
+
+    def _untold(self, text: str) -> str:
+        """A line without what the workflow has said before; empty: it says nothing more."""
+        if about := _OF_WORKFLOW.fullmatch(text):
+            self._told.add(about[1])
+            return text
+        if not (line := _OF_TRAINING.fullmatch(text)):
+            return text
+        folder, said = line.groups()
+        for told in self._told:
+            if said == told:
+                return ""
+            if said.startswith(f"{told}; "):
+                return folder + said.removeprefix(f"{told}; ")
+        return text
 
     def stop(self) -> None:
         """Take jobs that end from now on for stopped ones."""
@@ -277,7 +291,7 @@ class Display:
     # ---- Bars ----
 
     def _refresh(self) -> None:
-        if self._live is not None:
+        if self._live is not None and not self._is_dry_run:
             self._live.update(self._bars(), refresh=True)
 
     def _bars(self) -> "RenderableType":

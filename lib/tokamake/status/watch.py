@@ -118,17 +118,23 @@ def _written(folder: Path, jobs: Sequence[JobState]) -> tuple[int, int] | None:
 
 def _training(found: Overview) -> "RenderableType":
     """Losses as a sparkline, speed and remaining time of a training."""
-    from rich.text import Text
-
     assert found.training
     training = found.training
-    lines = [f"  {sparkline(training.losses)}  {described(training)}"]
+    lines = [f"{sparkline(training.losses)}  {described(training)}"]
     if training.flops_per_second:
-        speed = f"  {training.flops_per_second / 1e12:,.3g} TFLOP/s of the model"
+        speed = f"{training.flops_per_second / 1e12:,.3g} TFLOP/s of the model"
         lines.append(speed + ("" if training.mfu is None else f", MFU {training.mfu:.0%}"))
-    lines += [f"  slow: {text}" for text in training.slow_ranks]
-    lines += [f"  {text}" for text in [late_text(found)] if text]
-    return Text("\n".join(lines))
+    lines += [f"slow: {text}" for text in training.slow_ranks]
+    lines += [text for text in [late_text(found)] if text]
+    return _indented(lines)
+
+
+def _indented(lines: Sequence[str]) -> "RenderableType":
+    """Lines below the title of a group; long ones are folded with the same indent."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    return Padding(Text("\n".join(lines)), (0, 0, 0, 2))
 
 
 def sparkline(values: Sequence[float], width: int = _SPARKLINE_WIDTH) -> str:
@@ -146,8 +152,6 @@ def sparkline(values: Sequence[float], width: int = _SPARKLINE_WIDTH) -> str:
 
 def _jobs(folder: Path, found: Overview, *, marks: Marks) -> "RenderableType":
     """Running jobs with their host or id in the batch system, age, and last output."""
-    from rich.text import Text
-
     running = [each for each in found.jobs if each.state == "running"]
     lines = []
     for each in running[:_MAX_JOBS]:
@@ -163,10 +167,10 @@ def _jobs(folder: Path, found: Overview, *, marks: Marks) -> "RenderableType":
             parts.append(f"for {duration(round(max(0, time.time() - _time(markers[0]))))}")
         if each.silent_seconds is not None:
             parts.append(f"last output {duration(round(max(0, each.silent_seconds)))} ago")
-        lines.append(f"  job {title}: {', '.join(parts)}")
+        lines.append(f"job {title}: {', '.join(parts)}")
     if len(running) > _MAX_JOBS:
-        lines.append(f"  and {counted(len(running) - _MAX_JOBS, 'job')} more")
-    return Text("\n".join(lines))
+        lines.append(f"and {counted(len(running) - _MAX_JOBS, 'job')} more")
+    return _indented(lines)
 
 
 def _time(marker: Path) -> float:
