@@ -278,9 +278,14 @@ def test_commands_and_versions_are_listed(results: Path) -> None:
     (results / "trial/environment.json").write_text(json.dumps(environment))
     texts = shown(results).sections["provenance"]
     assert after(texts, "commit", 1) == ["abc123, with changes in a.py"]
+    environment |= {"commit": None, "tokamake": {"commit": "def456", "changed_files": []}}
+    (results / "trial/environment.json").write_text(json.dumps(environment))
+    texts = shown(results).sections["provenance"]
+    assert after(texts, "commit of tokamake", 1) == ["def456"]
+    assert "commit" not in texts
     assert after(texts, "versions", 1) == ["tokamake 9.9.9, torch 2.0"]
     assert after(texts, "Packages: 1", 2) == ["torch", "2.13"]
-    assert "tokamake train & wait" in after(texts, "train: 1 files", 1)[0]
+    assert "tokamake train & wait" in after(texts, "train: 1 file", 1)[0]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tokamake.train.checkpoints.summary import environment
+from tokamake.train.checkpoints.summary import _PACKAGE, _commit, environment
 
 
 def test_secrets_are_left_out() -> None:
@@ -45,3 +45,17 @@ def test_the_commit_and_its_changes_are_named(
     assert found["changed_files"] == []
     Path("a").write_text("2")
     assert environment({})["changed_files"] == ["M a"]
+    assert environment({})["tokamake"] == _commit(_PACKAGE)  # these tests run in a checkout
+    monkeypatch.setattr("tokamake.train.checkpoints.summary._PACKAGE", tmp_path)
+    assert environment({})["tokamake"] is None  # it has no __init__.py
+    Path("__init__.py").touch()
+    assert environment({})["tokamake"] is None  # in no commit
+    for arguments in (["add", "__init__.py"], ["commit", "-m", "b"]):
+        git(*arguments)
+    (tmp_path / "project").mkdir()
+    monkeypatch.chdir(tmp_path / "project")
+    git("init")
+    found = environment({})
+    assert (found["commit"], found["changed_files"]) == (None, None)
+    monkeypatch.chdir(tmp_path)
+    assert found["tokamake"] == {"commit": git("rev-parse", "HEAD"), "changed_files": ["M a"]}

@@ -16,6 +16,8 @@ from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.resolved_run import Run
 from tokamake.train import metrics
 
+_PACKAGE = Path(files.__file__).parent
+"""Folder of tokamake's code."""
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|PWD|CREDENTIAL|AUTH|COOKIE|LICENSE|BASH_FUNC", re.I)
 """Names of variables that may hold a secret."""
 _CREDENTIALS = re.compile(r"(\w+://)[^/\s]*@")
@@ -61,10 +63,11 @@ def write_environment(run: Run) -> None:
 
 def environment(variables: Mapping[str, str]) -> dict[str, Any]:
     """Describe this process, with variables but no secrets: by name, or in addresses."""
-    commit = _git("rev-parse", "HEAD")
+    # A virtual environment in the checkout of other files has no commit of tokamake.
+    is_checkout = _git(_PACKAGE, "ls-files", "--error-unmatch", "__init__.py")
     return {
-        "commit": commit,
-        "changed_files": commit and (_git("status", "--porcelain", "-uno") or "").splitlines(),
+        **_commit(Path()),
+        "tokamake": _commit(_PACKAGE) if is_checkout else None,
         "modules": [each for each in variables.get("LOADEDMODULES", "").split(":") if each],
         "python": platform.python_version(),
         "packages": _packages(),
@@ -83,10 +86,17 @@ def _packages() -> dict[str, str]:
     return dict(sorted((text["Name"].lower(), text["Version"]) for text in texts))
 
 
-def _git(*arguments: str) -> str | None:
-    """Output of git in the working directory; None if it is no checkout."""
+def _commit(folder: Path) -> dict[str, Any]:
+    """Commit of the checkout that has a folder, and what has changed there since."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    changed = commit and (_git(folder, "status", "--porcelain", "-uno") or "").splitlines()
+    return {"commit": commit, "changed_files": changed}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """Output of git in a folder; None if it is no checkout."""
     with suppress(OSError, subprocess.SubprocessError):
         return subprocess.check_output(
-            ["git", *arguments], stderr=subprocess.DEVNULL, text=True, timeout=30
+            ["git", "-C", folder, *arguments], stderr=subprocess.DEVNULL, text=True, timeout=30
         ).strip()
     return None

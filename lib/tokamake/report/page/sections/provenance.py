@@ -9,6 +9,7 @@ from tokamake.errors import UserError
 from tokamake.files import read_json
 from tokamake.report import html_pages
 from tokamake.report.page.contents import PageContents
+from tokamake.runtime.console import counted
 
 TITLE = "Provenance"
 PLACE = 90
@@ -28,11 +29,12 @@ def _run(contents: PageContents, run: str) -> str:
     folder = contents.folders[run]
     environment = contents.read(run, "environment.json") or {}
     trained = contents.read(run, "train.json") or {}
-    changed = environment.get("changed_files") or []
+    code = environment.get("tokamake") or {}
+    is_own = code.get("commit") in (None, environment.get("commit"))
     versions = [f"{name} {number}" for name, number in trained.get("versions", {}).items()]
-    edited = f", with changes in {', '.join(changed[:5])}" if changed else ""
     facts = {
-        "commit": f"{environment.get('commit') or 'not known'}{edited}",
+        "commit": _commit(environment) or "not known" * is_own,
+        "commit of tokamake": "" if is_own else _commit(code),
         "versions": ", ".join(versions),
         "modules": ", ".join(environment.get("modules") or []),
         "Python": str(environment.get("python") or ""),
@@ -46,6 +48,12 @@ def _run(contents: PageContents, run: str) -> str:
     shown = html_pages.definitions([item for item in facts.items() if item[1]])
     title = f"<h3>Run {escape(run)}</h3>\n" if len(contents.folders) > 1 else ""
     return title + shown + "\n" + "\n".join(folded)
+
+
+def _commit(checkout: dict[str, Any]) -> str:
+    changed = checkout.get("changed_files") or []
+    edited = f", with changes in {', '.join(changed[:5])}" if changed else ""
+    return f"{checkout['commit']}{edited}" if checkout.get("commit") else ""
 
 
 def _text(path: Path) -> str:
@@ -89,7 +97,9 @@ def _commands(contents: PageContents) -> str:
             name = root.parent / path.relative_to(root).with_suffix("")
             by_rule.setdefault(rule, {}).setdefault(str(command), []).append(str(name))
     return "\n".join(
-        html_pages.folded(f"{rule}: {sum(map(len, commands.values())):,} files", _rule(commands))
+        html_pages.folded(
+            f"{rule}: {counted(sum(map(len, commands.values())), 'file')}", _rule(commands)
+        )
         for rule, commands in by_rule.items()
     )
 
