@@ -113,7 +113,7 @@ class Display:
         """Jobs of a dry run by stage."""
         self._estimate: list[str] = []
         self._told: set[str] = set()
-        """What the workflow has said about runs."""
+        """Texts of the workflow about runs."""
         self._trainings: dict[str, TrainingProgress | None] = {}
         self._polled = 0.0
         self._printed: dict[str, tuple[int, float | None]] = {}
