@@ -144,6 +144,7 @@ TESTED_THROUGH = {
     "models/llama/test_model.py": [
         *("models/common/decoder", "models/common/language_model", "models/common/layers"),
     ],
+    "models/qwen3/test_model.py": ["models/common/head_norms"],
     "models/retro/test_megatron.py": ["models/retro/hf"],
     "models/retro/test_model.py": ["models/retro/chunks", "models/retro/memory"],
     "models/t5/test_model.py": ["models/common/encoder_decoder"],

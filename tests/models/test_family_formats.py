@@ -28,6 +28,7 @@ SHAPES = {
     "mistral": dense.ARCHITECTURES["mistral-tied"],
     "mistral-window": dense.ARCHITECTURES["mistral-window"],
     **{family: dense.ARCHITECTURES[family] for family in ("smollm3", "olmo2", "phi3", "gpt_neox")},
+    **{family: dense.ARCHITECTURES[family] for family in ("olmo3", "gemma2", "gemma3")},
     "biencoder": biencoders.ARCHITECTURES["biencoder"],
     "biencoder-shared": biencoders.ARCHITECTURES["biencoder-shared"],
 }
@@ -49,7 +50,7 @@ LAYOUTS = {
     "smollm3": {"mds": ParallelLayout(3), "megatron": ParallelLayout(3), **WHOLE},
     "phi3": {"mds_pipeline": ParallelLayout(1, 3), "megatron": ParallelLayout(3), **WHOLE},
     "olmo2": {"native": ParallelLayout()},
-    "gpt_neox": {"native": ParallelLayout()},
+    **{each: {"native": ParallelLayout()} for each in ("gpt_neox", "olmo3", "gemma2", "gemma3")},
     "biencoder": {"mds": ParallelLayout(2), "megatron": ParallelLayout(2), **TOWERS},
     "biencoder-shared": {"mds": ParallelLayout(), "megatron": ParallelLayout(), **TOWERS},
 }
@@ -149,11 +150,16 @@ def test_folders_of_transformers_are_read_and_written(name: str, tmp_path: Path)
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
 
 
-GPT, (BERT, T5, HF_T5, QWEN3, QWEN2, MISTRAL, _, SMOLLM3, _, PHI3, NEOX, *_) = (
+(
+    GPT,
+    (BERT, T5, HF_T5, QWEN3, QWEN2, MISTRAL, _, SMOLLM3, _, PHI3, NEOX, OLMO3, GEMMA2, GEMMA3, *_),
+) = (
     gpts.LEARNED,
     SHAPES.values(),
 )
 PARTIAL = {"rope_type": "default", "partial_rotary_factor": 0.35}
+KINDS = ["full_attention", "sliding_attention", "full_attention"]
+NESTED = {"full_attention": {}, "sliding_attention": {"rope_type": "linear", "factor": 2.0}}
 BLOOM = {"apply_residual_connection_post_layernorm": True}
 
 
@@ -178,7 +184,7 @@ BLOOM = {"apply_residual_connection_post_layernorm": True}
         (BERT, {"tie_word_embeddings": False}, "tie_word_embeddings: False: bert has True only"),
         (BERT, {"model_type": "bert"}, "model_type: 'bert' is not supported: it norms after atte"),
         (MISTRAL, {"model_type": "mixtral"}, "have several experts; the nearest type is mistral;"),
-        (QWEN3, {"model_type": "gemma3_text"}, "windows in most layers; the nearest type is llama"),
+        (GEMMA3, {"model_type": "gemma3"}, "it reads images; .*; the nearest type is gemma3_text"),
         (BERT, {"model_type": "roberta"}, "model_type: 'roberta' is not known; choose a model of"),
         (T5, {"scale_embedding": True}, "scale_embedding: True is not supported; choose a model"),
         (T5, {"decoder_ffn_dim": 64}, "decoder_ffn_dim: 64 is not supported; choose a .* with 256"),
@@ -201,6 +207,10 @@ BLOOM = {"apply_residual_connection_post_layernorm": True}
         (SMOLLM3, {"use_sliding_window": True}, "use_sliding_window: True is not supported"),
         (PHI3, {"layer_types": ["chunked_attention"] * 3}, "layer_types: 'chunked_attention' is"),
         (PHI3, {"rope_scaling": None, "rope_parameters": PARTIAL}, "0.35: 5 numbers of heads of w"),
+        (OLMO3, {"layer_types": KINDS}, "choose a model in which layers without a window are equ"),
+        (OLMO3, {"rope_parameters": NESTED}, "linear.* is not supported in layers with a window"),
+        (GEMMA2, {"use_bidirectional_attention": True}, "bidirectional_attention: True is not"),
+        (GEMMA2, {"hidden_activation": "silu"}, "hidden_act: 'silu': gemma2 has gelu_pytorch_tanh"),
         (NEOX, {"hidden_act": "silu"}, "hidden_act: 'silu': gpt_neox has gelu or"),
         (QWEN3, {"hidden_act": "gelu"}, "hidden_act: 'gelu': qwen3 has silu only"),
         (QWEN3, {"head_dim": 7}, "head_dim 7 is odd; rotary needs pairs"),

@@ -141,9 +141,28 @@ def choices(annotation: Any) -> tuple[Any, ...]:
 
 FAMILIES: dict[str, Axes] = {
     "biencoder": {"projection_dim": (0, 24)},
+    "gemma2": {
+        "sliding_window": (5, 0),
+        "full_attention_interval": (2, 0),
+        "query_pre_attn_scalar": (12.0,),
+        "attn_logit_softcapping": (0.5, 0.0),
+        "final_logit_softcapping": (0.5, 0.0),
+    },
+    "gemma3": {
+        "sliding_window": (5,),
+        "full_attention_interval": (2, 0),
+        "local_rope_theta": (700.0,),
+        "query_pre_attn_scalar": (12.0,),
+        "final_logit_softcapping": (0.0, 0.5),
+    },
     "gpt_neox": {"partial_rotary_factor": (0.25, 1.0)},
     "hf_t5": {"num_decoder_layers": (0, 2), "relative_attention_num_buckets": (8,)},
     "mistral": {"sliding_window": (0, 5)},
+    "olmo3": {
+        "sliding_window": (5,),
+        "full_attention_interval": (2, 0),
+        "local_rope_theta": (500000.0,),
+    },
     "phi3": {"partial_rotary_factor": (1.0, 0.5), "sliding_window": (0, 5)},
     "retro": {
         "chunk_length": (4,),

@@ -41,6 +41,9 @@ LONGROPE = {
     "long_factor": [1.2, 3.0],
 }
 
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+GEMMA: dict[str, Any] = {"sliding_window": 9, "query_pre_attn_scalar": 20.0}
+
 ARCHITECTURES = {
     "mistral": dense("mistral"),
     "mistral-tied": dense("mistral", **TIED),
@@ -60,6 +63,31 @@ ARCHITECTURES = {
     "phi3-tied": dense("phi3", **TIED),
     "phi3-longrope": dense("phi3", rope_scaling=LONGROPE, partial_rotary_factor=0.4, **EVEN),
     "phi3-window": dense("phi3", sliding_window=12, partial_rotary_factor=0.5),
+    "olmo3": dense("olmo3", sliding_window=7, full_attention_interval=2, rope_scaling=YARN),
+    "olmo3-tied": dense("olmo3", sliding_window=12, full_attention_interval=3, **TIED),
+    "olmo3-usual": dense("olmo3", num_hidden_layers=5, attention_bias=True, **EVEN),
+    "gemma2": dense("gemma2", tie_word_embeddings=False, **GEMMA),
+    "gemma2-tied": dense("gemma2", sliding_window=5, attn_logit_softcapping=2.0, **TIED),
+    "gemma2-uncapped": dense(
+        "gemma2",
+        attn_logit_softcapping=0.0,
+        final_logit_softcapping=0.0,
+        full_attention_interval=3,
+        num_hidden_layers=4,
+        attention_bias=True,
+        **GEMMA | EVEN,
+    ),
+    "gemma3": dense("gemma3", full_attention_interval=2, tie_word_embeddings=False, **GEMMA),
+    "gemma3-tied": dense(
+        "gemma3",
+        full_attention_interval=3,
+        rope_scaling={"rope_type": "linear", "factor": 8.0},
+        local_rope_theta=700.0,
+        **GEMMA | TIED,
+    ),
+    "gemma3-capped": dense(
+        "gemma3", num_hidden_layers=7, final_logit_softcapping=3.0, attention_bias=True, **EVEN
+    ),
     "gpt_neox": neox(),
     "gpt_neox-tied": neox(tie_word_embeddings=True, hidden_act="gelu_new"),
     "gpt_neox-serial": neox(use_parallel_residual=False, partial_rotary_factor=0.4),
@@ -74,8 +102,13 @@ def shared(family: str) -> dict[str, Architecture]:
         even |= {"num_key_value_heads": 4, "partial_rotary_factor": 0.5}
         serial = {"use_parallel_residual": False, "tie_word_embeddings": True}
         return {"parallel": dense(family, **even), "serial": dense(family, **even, **serial)}
+    # Windows and caps that act on short samples of random weights.
+    acting = {"sliding_window": 5, "full_attention_interval": 2}
+    acting |= {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.5}
+    own = dense(family).model_extra or {}
+    even |= {name: value for name, value in acting.items() if name in own}
     return {
-        "untied": dense(family, **even, num_key_value_heads=2),
+        "untied": dense(family, **{"tie_word_embeddings": False, "num_key_value_heads": 2} | even),
         "tied": dense(family, **TIED | even),
     }
 
@@ -89,6 +122,15 @@ def _own_keys(architecture: Architecture) -> dict[str, Any]:
     own = architecture.model_extra or {}
     if "sliding_window" in own:
         keys["sliding_window"] = own["sliding_window"] or None
+    if "full_attention_interval" in own:
+        interval, layers = own["full_attention_interval"], range(architecture.num_hidden_layers)
+        kinds = [("full" if n % interval == interval - 1 else "sliding") for n in layers]
+        keys["layer_types"] = [f"{kind}_attention" for kind in kinds]
+    if architecture.family.startswith("gemma"):
+        keys["hidden_activation"] = architecture.hidden_act
+        keys["query_pre_attn_scalar"] = int(own["query_pre_attn_scalar"])
+        for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+            keys[name] = own.get(name) or None
     if architecture.family == "phi3" and (scaling := architecture.rope_scaling):
         keys["original_max_position_embeddings"] = scaling.original_max_position_embeddings
     if architecture.family == "smollm3":
@@ -116,8 +158,12 @@ def reference(architecture: Architecture) -> Any:
         rope |= architecture.rope_scaling.model_dump(mode="json", exclude_none=True)
     if share := (architecture.model_extra or {}).get("partial_rotary_factor"):
         rope["partial_rotary_factor"] = share
+    if local := (architecture.model_extra or {}).get("local_rope_theta"):
+        of_windows = {"rope_type": "default", "rope_theta": local}
+        rope = {"full_attention": rope, "sliding_attention": of_windows}
     values |= {"rope_parameters": rope, **_own_keys(architecture)}
-    config = AutoConfig.for_model(architecture.family, **values)
+    kind = "gemma3_text" if architecture.family == "gemma3" else architecture.family
+    config = AutoConfig.for_model(kind, **values)
     return randomized(AutoModelForCausalLM.from_config(config))
 
 

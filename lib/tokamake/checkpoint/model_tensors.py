@@ -77,7 +77,8 @@ def random_weights(architecture: Architecture, seed: int) -> "RandomWeights":
     from tokamake.models.common.random_weights import RandomWeights
 
     model = plugins.load("models/*/model", architecture.family).Model
-    return RandomWeights(architecture, seed, into_residual=model.into_residual)
+    names = ("into_residual", "has_centered_norms")
+    return RandomWeights(architecture, seed, **{name: getattr(model, name) for name in names})
 
 
 def check_names(names: Iterable[str], expected: Mapping[str, Any], *, where: object) -> None:

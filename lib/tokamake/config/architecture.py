@@ -274,6 +274,27 @@ class Architecture(Settings):
         return self._optional("sliding_window", 0) or None
 
     @property
+    def local_rope_theta(self) -> float:
+        """Base of rotary positions in layers with a window, which no scaling stretches; 0: all
+        layers rotate alike."""
+        return float(self._optional("local_rope_theta", 0.0))
+
+    @property
+    def attention_softcap(self) -> float:
+        """c of c · tanh(score / c), which caps scores of attention; 0: there is no cap."""
+        return float(self._optional("attn_logit_softcapping", 0.0))
+
+    @property
+    def logit_softcap(self) -> float:
+        """The same for the logits of the vocabulary."""
+        return float(self._optional("final_logit_softcapping", 0.0))
+
+    @property
+    def query_scale(self) -> float:
+        """Factor of queries, beside 1 / √head_dim, which all attention has."""
+        return (self.head_dim / self._optional("query_pre_attn_scalar", self.head_dim)) ** 0.5
+
+    @property
     def key_value_size(self) -> int:
         """Width of all key heads together, and of all value heads."""
         return self.num_key_value_heads * self.head_dim

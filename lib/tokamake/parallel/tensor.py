@@ -185,6 +185,21 @@ class RMSNorm(nn.RMSNorm):
         self.placements = {"weight": Placement(partial=mesh.sequence_parallel)}
 
 
+class CenteredNorm(nn.RMSNorm):
+    """A mixin of RMSNorms: the factor is 1 + weight, in fp32, and weights start at 0 (Gemma)."""
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        factor = 1 + self.weight.float()
+        return F.rms_norm(x.float(), factor.shape, factor, self.eps).to(x.dtype)
+
+
+class CenteredRMSNorm(CenteredNorm, RMSNorm):
+    """`RMSNorm` whose factor is 1 + weight."""
+
+
 class LayerNorm(nn.LayerNorm):
     """Layer norm (arXiv 1607.06450) of each token."""
 

@@ -18,6 +18,8 @@ _LENGTH = 16
 """Least number of tokens of a sample."""
 _WINDOW = 5
 """Window of attention, odd and shorter than samples."""
+_CAP = 0.5
+"""Cap of scores and logits, small as they are."""
 _VOCABULARY = 61
 """Odd, so that tensor-parallel ranks have uneven parts of it."""
 
@@ -139,8 +141,7 @@ def _tiny_model(architecture: Architecture, parallel: ParallelSettings) -> Archi
         "head_dim": _HEAD_DIM,
     }
     changed |= _tiny_rope(architecture)
-    if (architecture.model_extra or {}).get("sliding_window"):
-        changed["sliding_window"] = _WINDOW
+    changed |= _tiny_attention(architecture)
     layers = sum(parallel.pipeline_layers) or max(2, parallel.num_stages)
     while True:
         try:
@@ -150,6 +151,18 @@ def _tiny_model(architecture: Architecture, parallel: ParallelSettings) -> Archi
             if layers >= architecture.num_hidden_layers:
                 raise
             layers += 1
+
+
+def _tiny_attention(architecture: Architecture) -> dict[str, Any]:
+    """Window, caps and scale of scores that act on short samples, small weights, narrow heads."""
+    own, changed = architecture.model_extra or {}, dict[str, Any]()
+    if own.get("sliding_window"):
+        changed["sliding_window"] = _WINDOW
+    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+        changed |= {name: _CAP} if own.get(name) else {}
+    if scalar := own.get("query_pre_attn_scalar"):
+        changed["query_pre_attn_scalar"] = scalar * _HEAD_DIM / architecture.head_dim
+    return changed
 
 
 def _tiny_intervals(architecture: Architecture, layers: int) -> dict[str, int]:

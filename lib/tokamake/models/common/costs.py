@@ -89,6 +89,18 @@ def gated_layer_with_head_norms(
     return layer._replace(split=layer.split + rms_norm_bytes(width, size, fused=fused_norm))
 
 
+def gated_layer_with_four_norms(
+    architecture: Architecture,
+    *,
+    size: int,
+    fused_norm: bool,
+    of_layer: Callable[..., SavedActivations] = gated_layer,
+) -> SavedActivations:
+    """Bytes per token of a gated layer that norms inputs and results; see `gated_layer`."""
+    layer = of_layer(architecture, size=size, fused_norm=fused_norm)
+    return layer._replace(states=2 * layer.states)
+
+
 def decoder_layer(
     architecture: Architecture,
     *,

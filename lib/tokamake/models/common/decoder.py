@@ -3,6 +3,7 @@
 Shape suffixes: B batch, L tokens, D hidden size.
 """
 
+import torch
 from torch import Tensor
 
 from tokamake.models.common.key_value_cache import KeyValueCache
@@ -13,7 +14,13 @@ from tokamake.parallel.dropout import dropped
 
 
 class Decoder(LanguageModel):
-    """A causal model; a family may replace `embedded` and `biased`."""
+    """A causal model; a family may replace `embedded` and `biased`.
+
+    Attributes:
+        scales_embeddings: whether embeddings of tokens are multiplied by √D (Gemma).
+    """
+
+    scales_embeddings = False
 
     def forward(
         self,
@@ -48,7 +55,11 @@ class Decoder(LanguageModel):
 
     def embedded(self, tokens_BL: Tensor, positions: Tensor) -> Tensor:
         """States of tokens before the first layer; positions are (L,) or (B, L)."""
-        return self.token_states(tokens_BL, positions)
+        x_BLD = self.token_states(tokens_BL, positions)
+        if self.scales_embeddings:
+            # The factor is rounded to the dtype, as in Gemma's own code.
+            x_BLD = x_BLD * torch.tensor(self.architecture.hidden_size**0.5, dtype=x_BLD.dtype)
+        return x_BLD
 
     def biased(
         self,

@@ -11,6 +11,7 @@ from tokamake.parallel.axis import part
 from tokamake.parallel.collectives import add, copy
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.placement import Placement
+from tokamake.parallel.tensor import CenteredNorm
 
 
 class HeadRMSNorm(nn.RMSNorm):
@@ -19,6 +20,10 @@ class HeadRMSNorm(nn.RMSNorm):
     def __init__(self, architecture: Architecture, mesh: Mesh, *, num_heads: int) -> None:  # noqa: ARG002
         super().__init__(architecture.head_dim, eps=architecture.rms_norm_eps)
         self.placements = {"weight": Placement(partial=mesh.tensor.size > 1)}
+
+
+class CenteredHeadRMSNorm(CenteredNorm, HeadRMSNorm):
+    """`HeadRMSNorm` whose factor is 1 + weight (Gemma 3)."""
 
 
 class AllHeadsRMSNorm(nn.Module):

@@ -110,6 +110,8 @@ class HFFormat:
     """original_max_position_embeddings of a config without it; None: max_position_embeddings."""
     rope_base: str = "rope_theta"
     """Older key of the base of rotary positions."""
+    local_rope_base: str = ""
+    """Older key of the base in layers with a window, for types with `local_rope_theta`."""
     partial_rotary: str | None = None
     """Older key of partial_rotary_factor, for types whose heads may rotate in part."""
     output: str = "lm_head"
@@ -189,7 +191,7 @@ class HFFormat:
         if problem := self.windows.problem(config) if self.windows else without_windows(config):
             return problem
         key = _rope_key(config)
-        parameters = config.get(key) or {}
+        parameters, local = _rope_parameters(config)
         share = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
         is_whole = self.partial_rotary is not None or share in (None, 1)
         if self.rotary and (_rope_type(parameters) not in self.rope_types or not is_whole):
@@ -197,11 +199,16 @@ class HFFormat:
                 f"{key}: {json.dumps(parameters)} is not supported; choose a model that turns "
                 f"whole heads and whose rope_type is one of {', '.join(self.rope_types)}"
             )
+        if _rope_type(local) != "default":
+            return (
+                f"{key}: {json.dumps(local)} is not supported in layers with a window; choose a "
+                "model that stretches none of them"
+            )
         return None
 
     def ignored_keys(self, config: Mapping[str, Any]) -> list[str]:
         """Settings of rotary positions that neither transformers nor our model reads."""
-        parameters = config.get(_rope_key(config)) or {} if self.rotary else {}
+        parameters = _rope_parameters(config)[0] if self.rotary else {}
         used = {"rope_theta", "type", "rope_type", "partial_rotary_factor"}
         used |= _scaling_keys(_rope_type(parameters))
         return [f"{_rope_key(config)}.{name}" for name in parameters if name not in used]
@@ -233,13 +240,16 @@ class HFFormat:
 
     def _rope_fields(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Base, scaling and share of heads: keys in transformers 4, all in rope_parameters in 5."""
-        parameters = config.get(_rope_key(config)) or {}
+        parameters, local = _rope_parameters(config)
         theta = parameters.get("rope_theta") or config.get(self.rope_base)
         fields: dict[str, Any] = {"rope_theta": theta or self.defaults.get("rope_theta", 10000.0)}
+        if "local_rope_theta" in self.defaults:
+            stated = local.get("rope_theta") or config.get(self.local_rope_base)
+            fields |= {"local_rope_theta": float(stated)} if stated else {}
         if self.partial_rotary:
             shares = (parameters.get("partial_rotary_factor"), config.get(self.partial_rotary))
-            stated = [float(share) for share in shares if share is not None]
-            fields |= {"partial_rotary_factor": stated[0]} if stated else {}
+            of_heads = [float(share) for share in shares if share is not None]
+            fields |= {"partial_rotary_factor": of_heads[0]} if of_heads else {}
         kind = _rope_type(parameters)
         if kind == "default" or kind not in self.rope_types:
             return {**fields, "rope_scaling": None}
@@ -261,13 +271,19 @@ class HFFormat:
             share = architecture.setting("partial_rotary_factor")
             base |= {"partial_rotary_factor": share}
             keys |= {self.partial_rotary: share}
+        values = {} if scaling is None else scaling.model_dump(exclude_none=True)
+        whole = {**base, **(values or {"rope_type": "default"})}
+        parameters: dict[str, Any] = whole
+        if theta := architecture.local_rope_theta:
+            keys |= {self.local_rope_base: theta} if self.local_rope_base else {}
+            local = {"rope_theta": theta, "rope_type": "default"}
+            parameters = {"full_attention": whole, "sliding_attention": local}
         if scaling is None:
-            return {**keys, "rope_parameters": {**base, "rope_type": "default"}}
-        values = scaling.model_dump(exclude_none=True)
+            return {**keys, "rope_parameters": parameters}
         if self.first_length is not None and _FIRST_LENGTH in values:
             keys |= {_FIRST_LENGTH: values[_FIRST_LENGTH]}
         # transformers 4 reads rope_scaling. transformers 5 reads both keys.
-        return {**keys, "rope_scaling": values, "rope_parameters": {**base, **values}}
+        return {**keys, "rope_scaling": values, "rope_parameters": parameters}
 
     @property
     def rotary(self) -> bool:
@@ -290,6 +306,15 @@ class HFFormat:
 def _rope_key(config: Mapping[str, Any]) -> str:
     # transformers reads the older key first.
     return "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+
+
+def _rope_parameters(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Rotary positions of layers without and with a window; some types nest them in one key."""
+    stated, nested = config.get(_rope_key(config)) or {}, config.get("rope_parameters") or {}
+    local = nested.get("sliding_attention") or {}
+    is_nested = isinstance(stated.get("full_attention"), Mapping) or local
+    whole = (stated.get("full_attention") or {}) if is_nested and stated is nested else stated
+    return dict(whole), dict(local)
 
 
 def _rope_type(parameters: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from tokamake.models.common.layers import (
     Attention,
     GatedMLP,
     PostNormLayer,
+    SandwichLayer,
     TransformerLayer,
 )
 from tokamake.models.common.recompute import NONE, Recompute, run
@@ -31,6 +32,7 @@ from tokamake.parallel.dropout import Dropout, SampleTokens
 from tokamake.parallel.linear import linear
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.tensor import (
+    CenteredRMSNorm,
     ColumnParallelLinear,
     LayerNorm,
     ReplicatedEmbedding,
@@ -112,6 +114,7 @@ class LanguageModel(nn.Module):
         output_name: parameter that maps states to logits, unless it is the embedding.
         is_gated: whether layers have RMSNorms and gated MLPs, not LayerNorms and plain MLPs.
         is_causal: whether a token attends to itself and earlier tokens only; not so in encoders.
+        has_centered_norms: whether RMSNorms multiply by 1 + weight (Gemma).
         into_residual: ends of the names of weights that add to the residual stream.
 
     Args:
@@ -124,6 +127,7 @@ class LanguageModel(nn.Module):
     layers: nn.ModuleDict
     is_causal = True
     is_gated = False
+    has_centered_norms = False
     into_residual: tuple[str, ...] = ("o_proj.weight", "down_proj.weight")
     embedding_name = "embed_tokens.weight"
     output_name = "lm_head.weight"
@@ -148,7 +152,8 @@ class LanguageModel(nn.Module):
         """Build a norm of states; families with another norm replace this."""
         architecture, mesh = self.architecture, self.mesh
         if self.is_gated:
-            return RMSNorm(architecture.hidden_size, mesh, eps=architecture.rms_norm_eps)
+            kind = CenteredRMSNorm if self.has_centered_norms else RMSNorm
+            return kind(architecture.hidden_size, mesh, eps=architecture.rms_norm_eps)
         return LayerNorm(architecture.hidden_size, mesh, eps=architecture.layer_norm_epsilon)
 
     def build_attention(self) -> Attention:
@@ -160,7 +165,7 @@ class LanguageModel(nn.Module):
         kind = GatedMLP if self.is_gated else MLP
         return kind(self.architecture, self.mesh)
 
-    def build_layer(self) -> TransformerLayer | PostNormLayer:
+    def build_layer(self) -> TransformerLayer | PostNormLayer | SandwichLayer:
         """Build a layer; families with another layer replace this."""
         return TransformerLayer(self.build_norm, self.build_attention(), mlp=self.build_mlp())
 
@@ -337,10 +342,14 @@ class LanguageModel(nn.Module):
 
     def output_logits(self, x_BLD: Tensor) -> Tensor:
         """Logits (..., V) of normed states, for this rank's part of the vocabulary."""
+        logits: Tensor
         if hasattr(self, "lm_head"):
-            logits: Tensor = self.lm_head(x_BLD)
-            return logits
-        return linear(x_BLD, self.embed_tokens.weight)
+            logits = self.lm_head(x_BLD)
+        else:
+            logits = linear(x_BLD, self.embed_tokens.weight)
+        if cap := self.architecture.logit_softcap:
+            logits = torch.tanh(logits / cap) * cap
+        return logits
 
     def new_cache(self, num_rows: int, capacity: int, *, is_kept: bool = True) -> KeyValueCache:
         """Empty cache for `forward`; see `KeyValueCache` for the arguments."""

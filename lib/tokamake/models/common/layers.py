@@ -54,6 +54,8 @@ class Attention(nn.Module):
         self.window: int | None = None
         self._mesh, self._width = mesh, architecture.head_dim
         self._rotary_width = architecture.rotary_width
+        self._rotates_by_kind = architecture.local_rope_theta > 0
+        self._softcap, self._scale = architecture.attention_softcap, architecture.query_scale
         hidden, query = architecture.hidden_size, architecture.query_size
         out_bias = architecture.attention_bias
         bias = out_bias if qkv_bias is None else qkv_bias
@@ -76,8 +78,9 @@ class Attention(nn.Module):
 
     @property
     def rotates_whole_heads(self) -> bool:
-        """Whether the layer has rotary positions that turn all of each head."""
-        return self.rotates and self._rotary_width == self._width
+        """Whether the layer has rotary positions that turn all of each head, and nothing else."""
+        is_plain = self._scale == 1.0 and not self._softcap and not self._rotates_by_kind
+        return self.rotates and self._rotary_width == self._width and is_plain
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -117,7 +120,12 @@ class Attention(nn.Module):
         q_BHLK = self.q_norm(q_BLHK).transpose(1, 2)
         k_BGSK = self.k_norm(k_BLGK).transpose(1, 2)
         v_BGSK = v_BLGK.transpose(1, 2)
+        if self._scale != 1.0:
+            q_BHLK = q_BHLK * self._scale
         if self.rotates and cos_LK is not None and sin_LK is not None:
+            if self._rotates_by_kind:
+                kind = int(self.window is not None)
+                cos_LK, sin_LK = cos_LK[kind], sin_LK[kind]
             q_BHLK = rotate(q_BHLK, cos_LK, sin_LK)
             k_BGSK = rotate(k_BGSK, cos_LK, sin_LK)
         if cache is not None:  # S: these tokens and the cached ones
@@ -125,7 +133,8 @@ class Attention(nn.Module):
             mask = cache.mask(mask, window=self.window)
         axis, method = self._mesh.context, self._mesh.context_method
         # A mask of cached keys has the window: columns of its rows are different places.
-        rules = ScoreRules(None if isinstance(mask, Tensor) else self.window)
+        window = None if isinstance(mask, Tensor) else self.window
+        rules = ScoreRules(window, self._softcap)
         if dropout and dropout.attention:
             rules = rules._replace(drop=partial(dropout.weights, axis=axis, layer=self))
         y_BHLK = attention(q_BHLK, k_BGSK, v_BGSK, axis=axis, method=method, mask=mask, rules=rules)
@@ -256,6 +265,39 @@ class PostNormLayer(nn.Module):
         y_BLD = self.post_attention_layernorm(y_BLD)
         x_BLD = x_BLD + dropped(y_BLD, dropout, "attention_output", layer=self.self_attn)
         y_BLD = self.post_feedforward_layernorm(self.mlp(x_BLD))
+        return x_BLD + dropped(y_BLD, dropout, "mlp_output", layer=self.self_attn)
+
+
+class SandwichLayer(nn.Module):
+    """A layer that norms inputs and results of attention and MLP (Gemma 2, arXiv 2408.00118)."""
+
+    def __init__(
+        self, norm: Callable[[], nn.Module], attention: Attention, *, mlp: nn.Module
+    ) -> None:
+        super().__init__()
+        self.input_layernorm = norm()
+        self.self_attn = attention
+        self.post_attention_layernorm = norm()
+        self.pre_feedforward_layernorm = norm()
+        self.mlp = mlp
+        self.post_feedforward_layernorm = norm()
+
+    def forward(
+        self,
+        x_BLD: Tensor,
+        cos_LK: Tensor | None,
+        sin_LK: Tensor | None,
+        mask: AttentionMask = None,
+        dropout: Dropout | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """Transform token states; see `Attention.forward` for the arguments."""
+        y_BLD: Tensor = self.self_attn(
+            self.input_layernorm(x_BLD), cos_LK, sin_LK, mask, dropout, cache
+        )
+        y_BLD = self.post_attention_layernorm(y_BLD)
+        x_BLD = x_BLD + dropped(y_BLD, dropout, "attention_output", layer=self.self_attn)
+        y_BLD = self.post_feedforward_layernorm(self.mlp(self.pre_feedforward_layernorm(x_BLD)))
         return x_BLD + dropped(y_BLD, dropout, "mlp_output", layer=self.self_attn)
 
 

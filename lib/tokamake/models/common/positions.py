@@ -31,9 +31,22 @@ def rotary(
         longest: tokens of the longest row that may come; longrope depends on it.
 
     Returns:
-        (L, K) each, or (B, 1, L, K), for `rotate`; K is the part of a head that rotates.
+        (L, K) each, or (B, 1, L, K), for `rotate`; K is the part of a head that rotates. With a
+        `local_rope_theta`, (2, ...): of layers without a window, then of layers with one.
     """
     frequencies, factor = rotary_frequencies(architecture, positions.device, longest=longest)
+    cos, sin = _cosines_and_sines(positions, frequencies, factor=factor)
+    if architecture.local_rope_theta:
+        theta, device = architecture.local_rope_theta, positions.device
+        local = _plain_frequencies(architecture, theta, device=device)
+        of_windows = _cosines_and_sines(positions, local)
+        cos, sin = (torch.stack(pair) for pair in zip((cos, sin), of_windows, strict=True))
+    return cos.to(dtype), sin.to(dtype)
+
+
+def _cosines_and_sines(
+    positions: Tensor, frequencies: Tensor, *, factor: float = 1.0
+) -> tuple[Tensor, Tensor]:
     # Angles are fp32: positions beyond 256 are not exact in bf16.
     angles = positions.float()[..., None] * frequencies
     angles = torch.cat((angles, angles), dim=-1)
@@ -42,7 +55,7 @@ def rotary(
     cos, sin = angles.cos(), angles.sin()
     if factor != 1.0:
         cos, sin = cos * factor, sin * factor
-    return cos.to(dtype), sin.to(dtype)
+    return cos, sin
 
 
 def rotate(x_BHLK: Tensor, cos_LK: Tensor, sin_LK: Tensor) -> Tensor:
@@ -95,9 +108,7 @@ def rotary_frequencies(
     architecture: Architecture, device: torch.device | None = None, *, longest: int = 0
 ) -> tuple[Tensor, float]:
     """Angles per position, (rotary width / 2,) fp32, and the factor of cosines and sines."""
-    width = architecture.rotary_width
-    even = torch.arange(0, width, 2, device=device).float()
-    plain = 1.0 / architecture.rope_theta ** (even / width)
+    plain = _plain_frequencies(architecture, architecture.rope_theta, device=device)
     scaling = architecture.rope_scaling
     if scaling is None or scaling.rope_type == "dynamic":
         return plain, 1.0
@@ -108,6 +119,14 @@ def rotary_frequencies(
     if scaling.rope_type == "longrope":
         return _longrope(plain, scaling, longest=longest)
     return _yarn(plain, architecture.rope_theta, scaling=scaling), _yarn_attention_factor(scaling)
+
+
+def _plain_frequencies(
+    architecture: Architecture, theta: float, *, device: torch.device | None
+) -> Tensor:
+    width = architecture.rotary_width
+    even = torch.arange(0, width, 2, device=device).float()
+    return 1.0 / theta ** (even / width)
 
 
 def _llama3(plain: Tensor, scaling: RopeScaling) -> Tensor:

@@ -28,13 +28,18 @@ class RandomWeights:
     """Weights of a model before its training: normal with deviation `initializer_range`.
 
     Projections into the residual stream (ends of names) have a deviation smaller by √(2 × layers),
-    as in GPT-2's report. Norms are 1, biases 0.
+    as in GPT-2's report. Norms are 1, or 0 if they are centered, and biases 0.
     """
 
     def __init__(
-        self, architecture: Architecture, seed: int, *, into_residual: tuple[str, ...]
+        self,
+        architecture: Architecture,
+        seed: int,
+        *,
+        into_residual: tuple[str, ...],
+        has_centered_norms: bool = False,
     ) -> None:
-        self._into_residual = into_residual
+        self._into_residual, self._norm = into_residual, 0.0 if has_centered_norms else 1.0
         self._deviation = architecture.initializer_range
         self._depth = math.sqrt(2 * architecture.num_hidden_layers)
         self._seed = seed
@@ -50,7 +55,7 @@ class RandomWeights:
         """
         if len(shape) == 1 or name.endswith(".bias"):
             size = [at.stop - at.start for at in place]
-            value = 0.0 if name.endswith("bias") else 1.0
+            value = 0.0 if name.endswith("bias") else self._norm
             yield tuple(slice(0, each) for each in size), np.full(size, value, np.float32)
             return
         depth = self._depth if name.endswith(self._into_residual) else 1.0

@@ -10,9 +10,11 @@ from typing import Literal, NamedTuple
 from tokamake.config.architecture import Architecture
 
 Shapes = dict[str, tuple[int, ...]]
+_MIDDLE, _LAST = ("post_attention_layernorm",), ("post_feedforward_layernorm",)
 _NORMS = {
-    "before": ("input_layernorm", "post_attention_layernorm", ""),
-    "after": ("", "post_attention_layernorm", "post_feedforward_layernorm"),
+    "before": (("input_layernorm",), _MIDDLE, ()),
+    "after": ((), _MIDDLE, _LAST),
+    "both": (("input_layernorm",), (*_MIDDLE, "pre_feedforward_layernorm"), _LAST),
 }
 """Norms of a layer before attention, between it and the MLP, and after the MLP."""
 
@@ -24,8 +26,8 @@ def _none(_: Architecture) -> Shapes:
 class LayerForm(NamedTuple):
     """How the layers of a family differ from a Llama's."""
 
-    norms: Literal["before", "after"] = "before"
-    """Whether a layer norms the inputs of attention and MLP, or their results."""
+    norms: Literal["before", "after", "both"] = "before"
+    """Whether a layer norms the inputs of attention and MLP, their results, or both."""
     qkv_bias: bool | None = None
     """Whether queries, keys and values have biases; None: as `attention_bias` says."""
     of_attention: Callable[[Architecture], Shapes] = _none
@@ -52,8 +54,7 @@ def shapes(
     """
     hidden = architecture.hidden_size
     first, middle, last = (
-        with_bias(norm, (hidden,), has_bias=biased_norms) if norm else {}
-        for norm in _NORMS[form.norms]
+        _norms(names, hidden, biased=biased_norms) for names in _NORMS[form.norms]
     )
     layer = first | _attention(architecture, qkv_bias=form.qkv_bias)
     layer |= form.of_attention(architecture)
@@ -64,6 +65,13 @@ def shapes(
     if not architecture.tie_word_embeddings:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     return tensors | of_heads(architecture)
+
+
+def _norms(names: tuple[str, ...], width: int, *, biased: bool) -> Shapes:
+    tensors: Shapes = {}
+    for name in names:
+        tensors |= with_bias(name, (width,), has_bias=biased)
+    return tensors
 
 
 def encoder_decoder_shapes(

@@ -30,9 +30,6 @@ HUGGING_FACE = (
 
 REFUSED = {
     "gemma": "its norms multiply by 1 + w, and its embeddings are scaled",
-    "gemma2": "it norms inputs and results, attends to windows, and caps scores and logits",
-    "gemma3": "it reads images, norms inputs and results, and attends to windows in most layers",
-    "gemma3_text": "it norms inputs and results, and attends to windows in most layers",
     "granite": "it scales embeddings, attention scores, residuals and logits",
     "granitemoe": "its layers have several experts",
     "deepseek_v2": "its layers have several experts, and attention is latent",

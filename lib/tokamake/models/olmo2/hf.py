@@ -45,6 +45,5 @@ HUGGING_FACE = (
 )
 
 REFUSED = {
-    "olmo3": "it attends to a window in three of four layers",
     "olmoe": "its layers have several experts, whose inputs are normed",
 }

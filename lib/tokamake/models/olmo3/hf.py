@@ -1,0 +1,48 @@
+"""How an `olmo3` is stored: its tensors, and transformers' model type olmo3."""
+
+from functools import partial
+
+from tokamake.config.architecture import Architecture
+from tokamake.models.common import tensor_shapes
+from tokamake.models.common.hf_format import GATED_KEYS, HFFormat, same_keys
+from tokamake.models.common.hf_windows import Windows
+
+
+def _head_norms(architecture: Architecture) -> tensor_shapes.Shapes:
+    return {
+        "self_attn.q_norm.weight": (architecture.query_size,),
+        "self_attn.k_norm.weight": (architecture.key_value_size,),
+    }
+
+
+shapes = partial(
+    tensor_shapes.shapes,
+    gated=True,
+    biased_norms=False,
+    form=tensor_shapes.LayerForm(norms="after", of_attention=_head_norms),
+)
+
+_KEYS = GATED_KEYS | same_keys("attention_bias")
+
+HUGGING_FACE = (
+    HFFormat(
+        model_type="olmo3",
+        class_name="Olmo3ForCausalLM",
+        keys=_KEYS,
+        defaults={
+            "max_position_embeddings": 2048,
+            "rope_theta": 500000.0,
+            "local_rope_theta": 500000.0,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            "initializer_range": 0.02,
+        },
+        implied={"position_embedding": "rotary"},
+        dropout={"attention_dropout": "attention"},
+        windows=Windows(4096, interval=4),
+        # transformers' default is a token, whose embedding it would not train.
+        constants={"pad_token_id": None},
+    ),
+)
