@@ -87,7 +87,10 @@ MISTAKES = {
         "model": {"architecture": "from_checkpoint"}
     },
     "my.yaml: train.finetune: missing, but model.checkpoint is set; add true (load": {
-        "model": {"checkpoint": "a"}
+        "model": {"checkpoint": "."}
+    },
+    "my.yaml: model.checkpoint: none/a: no such folder; give the folder of a checkpoint": {
+        "model": {"checkpoint": "none/a"}
     },
     "my.yaml: train.load_optimizer: false: only a run with train.finetune false loads": {
         "train": {"load_optimizer": False}

@@ -19,6 +19,7 @@ from tokamake.config.retrieval import RetrievalSettings
 from tokamake.config.tasks import Tasks
 from tokamake.config.training import TrainSettings, check_finetune
 from tokamake.errors import UserError
+from tokamake.remote.hub_models import unfetched
 
 
 class EvaluateSettings(Settings):
@@ -237,6 +238,12 @@ class Config(Settings):
     def _check_finetune(self) -> None:
         if self.finetune is not None:
             return
+        start = self.model.folder
+        is_missing = start is not None and not start.exists() and not unfetched(start)
+        if is_missing and self.train.finetune is None:
+            raise ValueError(
+                f"model.checkpoint: {start}: no such folder; give the folder of a checkpoint"
+            )
         try:
             check_finetune(
                 self.train, start="model.checkpoint is set" if self.model.checkpoint else None
