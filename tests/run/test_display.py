@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,28 @@ def test_a_training_has_a_tenth_of_its_lines(monkeypatch: pytest.MonkeyPatch) ->
         "train tiny           step 4 of 40 (10%), loss 9.0000, validation 9.1"
     )
     assert last.startswith("train tiny           done: ")
+
+
+@pytest.mark.parametrize(("width", "lines"), [(80, 2), (160, 1)])
+def test_the_bar_of_a_training_says_all_at_any_width(
+    monkeypatch: pytest.MonkeyPatch, width: int, lines: int
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(width))
+    now = PROGRESS._replace(step=20, silent_seconds=-1.0)
+    monkeypatch.setattr("tokamake.status.runs.read_training", lambda *_, **__: now)
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    display = Display(stream, is_live=True)
+    display.show(begin(1, "train", run="tiny"))
+    display.tick()
+    drawn = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", stream.getvalue()).splitlines()
+    bar = next(place for place, line in enumerate(drawn) if "━" in line and "step 20" in line)
+    text = " ".join(" ".join(drawn[bar : bar + lines]).split())
+    assert "step 20 of 40 (50%), loss 9.0000, validation 9.1000" in text
+    assert text.endswith(" left")
+    assert all(len(line) <= width for line in drawn)
+    display.close()
 
 
 def test_lines_of_an_earlier_start_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:

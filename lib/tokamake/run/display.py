@@ -26,7 +26,9 @@ _LINES_OF_A_TRAINING = 10
 _LOG_LINES = 12
 """Last lines of a failed job's log."""
 _TAIL_BYTES = 20_000
-_BAR_WIDTH = 24
+_BAR_WIDTH, _NARROW_BAR_WIDTH = 24, 12
+_NARROW = 120
+"""Columns of a terminal below which bars are narrow; their texts are folded."""
 _NAME_WIDTH = 20
 _MAX_BARS = 12
 """Bars of stages that run at one time."""
@@ -301,8 +303,9 @@ class Display:
 
         table = Table.grid(padding=(0, 1))
         table.add_column(no_wrap=True, min_width=_NAME_WIDTH)
-        table.add_column(width=_BAR_WIDTH, min_width=_BAR_WIDTH // 2)
-        table.add_column(no_wrap=True, overflow="ellipsis")
+        is_narrow = self._live.console.width < _NARROW
+        table.add_column(width=_NARROW_BAR_WIDTH if is_narrow else _BAR_WIDTH)
+        table.add_column()
         if self.is_stopping:
             table.add_row("stopping", "", "jobs save and end; a second Ctrl-C kills them")
         running = self.stages.running
