@@ -26,7 +26,7 @@ _LINES_OF_A_TRAINING = 10
 _LOG_LINES = 12
 """Last lines of a failed job's log."""
 _TAIL_BYTES = 20_000
-_BAR_WIDTH, _NARROW_BAR_WIDTH = 24, 12
+_BAR_WIDTH, _NARROW_BAR_WIDTH = 24, 8
 _NARROW = 120
 """Columns of a terminal below which bars are narrow; their texts are folded."""
 _NAME_WIDTH = 20
@@ -298,6 +298,7 @@ class Display:
 
     def _bars(self) -> "RenderableType":
         """A line a running stage, and one of all jobs."""
+        from rich.constrain import Constrain
         from rich.progress_bar import ProgressBar
         from rich.table import Table
 
@@ -318,7 +319,8 @@ class Display:
             done = self.stages.num_done
             bar = ProgressBar(total=total, completed=done)
             table.add_row("all jobs", bar, f"{done:,} of {total:,}")
-        return table
+        # A ^C that the terminal shows must fit, or the cursor is a line below its place.
+        return Constrain(table, self._live.console.width - len("^C "))
 
     def _progress(self, stage: Stage) -> tuple[float, float, str]:
         """Done, total and text of a stage's bar."""
