@@ -19,7 +19,7 @@ from tests.support.compositions import (
     learners,
 )
 
-TIMES = 5
+TIMES = 3
 """Compositions that have each pair."""
 USUAL_RANKS = (2, 2, 4, 4, 8)
 """Most ranks of a composition, unless its pair needs more."""

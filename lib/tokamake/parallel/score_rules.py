@@ -58,6 +58,8 @@ def by_blocks(
         mask: (B, 1, L, S) bool that hides further keys; None: it hides none.
     """
     length, total = q_BHLK.shape[2], k_BGSK.shape[2]
+    if mask is None and rules.window is None and length == total:
+        return _capped(q_BHLK, k_BGSK, v_BGSK, None, rules.softcap)
     size = length if rules.window is None else max(rules.window, _FEWEST)
     values = []
     for start in range(0, length, size):
@@ -87,22 +89,26 @@ def masked(
 
 @not_compiled
 def _capped(
-    q_BHLK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, visible: Tensor, softcap: float
+    q_BHLK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, visible: Tensor | None, softcap: float
 ) -> Tensor:
     y_BHLK: Tensor = _Capped.apply(q_BHLK, k_BGSK, v_BGSK, visible, softcap)
     return y_BHLK
 
 
 class _Capped(torch.autograd.Function):
-    """Attention with capped scores, which the backward pass computes again."""
+    """Attention with capped scores, which the backward pass computes again.
+
+    `visible` is None for causal attention, which then needs no mask in memory.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, visible: Tensor, softcap: float
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, softcap: float
     ) -> Tensor:
         """Return (B, H, L, K) in the dtype of the queries; sums are fp32 or wider."""
         y, lse = Plain.forward(_block(q, k, v, visible, softcap))
-        y = y.to(q.dtype)
+        # Token by token in memory, so that the output projection takes it without a copy.
+        y = y.to(q.dtype).transpose(1, 2).contiguous().transpose(1, 2)
         ctx.save_for_backward(q, k, v, visible, y, lse)
         ctx.softcap = softcap
         return y
@@ -115,7 +121,11 @@ class _Capped(torch.autograd.Function):
         return *(gradient.to(q.dtype) for gradient in gradients), None, None
 
 
-def _block(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, softcap: float) -> AttentionBlock:
+def _block(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, softcap: float
+) -> AttentionBlock:
+    if visible is None:
+        return AttentionBlock(q, k, v, causal=True, softcap=softcap)
     bias = torch.zeros(visible.shape, dtype=q.dtype, device=q.device)
     bias = bias.masked_fill_(~visible, -torch.inf)
     if bias.dim() == 2:
