@@ -104,13 +104,13 @@ def test_random_weights_have_the_published_deviations(architecture: Architecture
 def test_a_step_equals_transformers(name: str) -> None:
     architecture = dense.ARCHITECTURES[name]
     oracle = dense.reference(architecture)
-    named, tokens = dense.stored_parameters(oracle), tokens_of(architecture, 33)
-    weights = {name: each.detach().clone() for name, each in named.items()}
-    model = to_model(architecture, from_hf(architecture, weights))
+    tokens, as_stored = tokens_of(architecture, 33), partial(dense.as_stored, architecture)
+    weights = {name: each.detach().clone() for name, each in oracle.named_parameters()}
+    model = to_model(architecture, from_hf(architecture, as_stored(weights)))
     with torch.no_grad():
         assert (model(tokens) - oracle(tokens).logits).abs().max() <= 1e-5
     losses = mean_loss(model, tokens), oracle(tokens, labels=tokens).loss
-    assert_same_step(architecture, model, oracle=oracle, losses=losses, named=named)
+    assert_same_step(architecture, model, oracle=oracle, losses=losses, stored=as_stored)
 
 
 COUNTED = [
@@ -299,6 +299,10 @@ PUBLISHED = {
     "gemma2-27b": 27_227_128_320,
     "gemma3-1b": 999_885_952,
     "gemma3-4b": 3_880_263_168,
+    "mixtral-8x7b": 46_702_792_704,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
+    "olmoe-1b-7b": 6_919_161_856,
     "olmo2-1b": 1_484_916_736,
     "olmo2-7b": 7_298_617_344,
     "olmo3-7b": 7_298_011_136,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.support import berts, biencoders, dense, gpts, hf_folder, megatron_names, qwens, t5s
 from tests.support.hf_folder import from_hf
@@ -115,7 +116,7 @@ def reference_of(architecture: Architecture) -> tuple[Any, dict[str, torch.Tenso
         model = qwens.reference(architecture)
         return model, dict(model.named_parameters())
     model = dense.reference(architecture)
-    return model, dense.stored_parameters(model)
+    return model, dense.as_stored(architecture, dict(model.named_parameters()))
 
 
 def their_outputs(architecture: Architecture, model: Any) -> list[torch.Tensor]:
@@ -150,12 +151,28 @@ def test_folders_of_transformers_are_read_and_written(name: str, tmp_path: Path)
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "olmoe-scaled"])
+def test_experts_of_a_layer_in_two_tensors_are_read(name: str, tmp_path: Path) -> None:
+    """transformers 5 can save experts as it has them in memory."""
+    model, named = reference_of(STORED[name])
+    model.save_pretrained(tmp_path, save_original_format=False)
+    assert "model.layers.0.mlp.experts.gate_up_proj" in load_file(tmp_path / "model.safetensors")
+    architecture, tensors = hf_folder.read(tmp_path)
+    expected = from_hf(architecture, named)
+    assert architecture == STORED[name]
+    assert tensors.keys() == expected.keys()
+    assert all(torch.equal(tensors[key], tensor) for key, tensor in expected.items())
+
+
 (
     GPT,
     (BERT, T5, HF_T5, QWEN3, QWEN2, MISTRAL, _, SMOLLM3, _, PHI3, NEOX, OLMO3, GEMMA2, GEMMA3, *_),
 ) = (
     gpts.LEARNED,
     SHAPES.values(),
+)
+MIXTRAL, QWEN3_MOE, OLMOE = (
+    dense.ARCHITECTURES[name] for name in ("mixtral-tied", "qwen3_moe", "olmoe")
 )
 PARTIAL = {"rope_type": "default", "partial_rotary_factor": 0.35}
 KINDS = ["full_attention", "sliding_attention", "full_attention"]
@@ -183,8 +200,12 @@ BLOOM = {"apply_residual_connection_post_layernorm": True}
         (BERT, {"hidden_act": "silu"}, "'silu': bert has gelu or"),
         (BERT, {"tie_word_embeddings": False}, "tie_word_embeddings: False: bert has True only"),
         (BERT, {"model_type": "bert"}, "model_type: 'bert' is not supported: it norms after atte"),
-        (MISTRAL, {"model_type": "mixtral"}, "have several experts; the nearest type is mistral;"),
         (GEMMA3, {"model_type": "gemma3"}, "it reads images; .*; the nearest type is gemma3_text"),
+        (MISTRAL, {"model_type": "dbrx"}, "values; the nearest type is mixtral;"),
+        (MIXTRAL, {"router_jitter_noise": 0.1}, "router_jitter_noise: 0.1 is not supported"),
+        (QWEN3_MOE, {"decoder_sparse_step": 2}, "decoder_sparse_step: 2 is not supported"),
+        (QWEN3_MOE, {"mlp_only_layers": [0]}, r"mlp_only_layers: \[0\] is not supported"),
+        (OLMOE, {"clip_qkv": 8.0}, "clip_qkv: 8.0 is not supported; choose a model with None"),
         (BERT, {"model_type": "roberta"}, "model_type: 'roberta' is not known; choose a model of"),
         (T5, {"scale_embedding": True}, "scale_embedding: True is not supported; choose a model"),
         (T5, {"decoder_ffn_dim": 64}, "decoder_ffn_dim: 64 is not supported; choose a .* with 256"),

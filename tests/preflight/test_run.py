@@ -108,6 +108,20 @@ def test_a_family_learns_its_objectives(monkeypatch: pytest.MonkeyPatch) -> None
     assert model.objectives("llama") == ("causal",)
 
 
+def test_losses_of_routers_need_routers() -> None:
+    train = TrainSettings.model_validate(TRAIN | {"router": {"z_coefficient": 0.001}})
+    with pytest.raises(UserError, match="router: has no effect: family llama has"):
+        model.check_layout(train, Architecture(**MODEL))
+    model.check_layout(train, Architecture(**MODEL | {"family": "mixtral"}))
+
+
+def test_experts_are_divided_evenly() -> None:
+    shape = Architecture(**MODEL | {"family": "qwen3_moe", "moe_intermediate_size": 27})
+    train = TrainSettings.model_validate(TRAIN | {"parallel": {"tensor_parallel_size": 2}})
+    with pytest.raises(UserError, match=r"2: does not divide 27 \(moe_intermediate_size\)"):
+        model.check_layout(train, shape)
+
+
 def test_a_head_for_the_order_of_sentences_needs_such_samples() -> None:
     ordered = make_run(objective="masked").train
     parts = make_run(objective="masked", masking={"sentence_order": False}).train

@@ -30,10 +30,11 @@ from tests.support.wrong_factors import FAULTS, prove_with
 from tokamake import plugins
 from tokamake.config.parallel import ParallelSettings
 from tokamake.config.training import TrainSettings
+from tokamake.models.common.router_losses import RouterLosses
 from tokamake.prove.comparison import differences
 from tokamake.runtime.ranks import Ranks
 
-SECTIONS = {"parallel", "optimizer", "dropout", "objective"}
+SECTIONS = {"parallel", "optimizer", "dropout", "router", "objective"}
 """Sections of `train` whose settings are axes of their own."""
 ALL, CHUNK = 1000, 20
 
@@ -53,7 +54,7 @@ def thousand(tmp_path_factory: pytest.TempPathFactory) -> Drawing:
 @cache
 def stratified() -> list[Composition]:
     """Compositions that have each value of each axis, family, objective and task."""
-    drawn = drawing(80).drawn
+    drawn = drawing(100).drawn
     chosen = cover(drawn, lambda each: each.facts.items())
     rest = [each for each in drawn if each not in chosen]
     return chosen + rest[: 60 - len(chosen)]
@@ -131,19 +132,20 @@ def test_a_new_family_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             function.cache_clear()
 
 
-DECAY_OF_MUON = next(
+ALWAYS_FOUND = [
     number
     for number, each in enumerate(FAULTS)
-    if each.wrong == "weight_decay=0.0" and "muon" in each.shown_by.values.values()
-)
-"""A fault that is small beside what rounding does."""
+    if (each.wrong == "weight_decay=0.0" and "muon" in each.shown_by.values.values())
+    or each.function is RouterLosses.gradient
+]
+"""A fault that is small beside what rounding does, and one that doubles losses of routers."""
 
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
     "number",
     [
-        pytest.param(number, marks=() if number == DECAY_OF_MUON else pytest.mark.grid)
+        pytest.param(number, marks=() if number in ALWAYS_FOUND else pytest.mark.grid)
         for number in range(len(FAULTS))
     ],
 )

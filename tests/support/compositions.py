@@ -60,6 +60,8 @@ SIZES: Axes = {
     "dropout.attention": (0.0, 0.1),
     "dropout.embedding": (0.0, 0.1),
     "optimizer.weight_decay": (0.1, 0.0),
+    "router.balance_coefficient": (0.5, 0.0),
+    "router.z_coefficient": (0.1, 0.0),
     "precision": ("fp32", "bf16", "fp16"),
     "architecture.num_key_value_heads": (2, 4, 1),
     "architecture.num_hidden_layers": (2, 4, 8),
@@ -158,12 +160,19 @@ FAMILIES: dict[str, Axes] = {
     "gpt_neox": {"partial_rotary_factor": (0.25, 1.0)},
     "hf_t5": {"num_decoder_layers": (0, 2), "relative_attention_num_buckets": (8,)},
     "mistral": {"sliding_window": (0, 5)},
+    "mixtral": {"num_experts": (3,), "num_experts_per_tok": (2, 1), "sliding_window": (0, 5)},
+    "olmoe": {"num_experts": (5,), "num_experts_per_tok": (3,)},
     "olmo3": {
         "sliding_window": (5,),
         "full_attention_interval": (2, 0),
         "local_rope_theta": (500000.0,),
     },
     "phi3": {"partial_rotary_factor": (1.0, 0.5), "sliding_window": (0, 5)},
+    "qwen3_moe": {
+        "num_experts": (5,),
+        "num_experts_per_tok": (2,),
+        "moe_intermediate_size": (8,),
+    },
     "retro": {
         "chunk_length": (4,),
         "first_retrieval_layer": (2, 1),
@@ -224,6 +233,8 @@ def learner_axes(family: str, objective: str) -> Axes:
     own |= FAMILIES.get(family, {})
     found = {f"architecture.{n}": v for n, v in own.items() if n not in OF_TASKS}
     of_step = axes()
+    if not plugins.constant("models/*/model", family, "HAS_ROUTERS", default=False):
+        of_step = {axis: v for axis, v in of_step.items() if not axis.startswith("router.")}
     if objective in tasks():
         known = {*TRAIN_SETTINGS, "data_parallel_size", "num_micro_batches", "architecture"}
         of_step = {axis: v for axis, v in of_step.items() if axis.partition(".")[0] in known}

@@ -1,5 +1,6 @@
-"""Tiny dense causal models of awkward shapes, and transformers' models of the same shapes."""
+"""Tiny causal models of awkward shapes, and transformers' models of the same shapes."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -32,6 +33,9 @@ def neox(**values: Any) -> Architecture:
 
 TIED: dict[str, Any] = {"tie_word_embeddings": True, "vocab_size": 128, "num_key_value_heads": 1}
 EVEN: dict[str, Any] = {"head_dim": None, "num_key_value_heads": 6, "rms_norm_eps": 1e-3}
+
+PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
+FEW_EXPERTS: dict[str, Any] = {"num_experts": 7, "num_experts_per_tok": 3}
 
 LONGROPE = {
     "rope_type": "longrope",
@@ -88,6 +92,14 @@ ARCHITECTURES = {
     "gemma3-capped": dense(
         "gemma3", num_hidden_layers=7, final_logit_softcapping=3.0, attention_bias=True, **EVEN
     ),
+    "mixtral": dense("mixtral", intermediate_size=20, num_experts=5, sliding_window=9),
+    "mixtral-tied": dense("mixtral", num_experts=3, num_experts_per_tok=1, **TIED),
+    "qwen3_moe": dense("qwen3_moe", **FEW_EXPERTS, moe_intermediate_size=20),
+    "qwen3_moe-raw": dense(
+        "qwen3_moe", **FEW_EXPERTS, moe_intermediate_size=20, norm_topk_prob=False, **TIED
+    ),
+    "olmoe": dense("olmoe", **FEW_EXPERTS, head_dim=None),
+    "olmoe-scaled": dense("olmoe", **FEW_EXPERTS, norm_topk_prob=True, attention_bias=True, **EVEN),
     "gpt_neox": neox(),
     "gpt_neox-tied": neox(tie_word_embeddings=True, hidden_act="gelu_new"),
     "gpt_neox-serial": neox(use_parallel_residual=False, partial_rotary_factor=0.4),
@@ -98,6 +110,10 @@ ARCHITECTURES = {
 def shared(family: str) -> dict[str, Architecture]:
     """Shapes that two or four ranks can divide."""
     even: dict[str, Any] = {"num_attention_heads": 4, "vocab_size": 132}
+    if family in ("mixtral", "qwen3_moe", "olmoe"):
+        even |= FEW_EXPERTS
+    if family == "qwen3_moe":
+        even |= {"moe_intermediate_size": 20}
     if family == "gpt_neox":
         even |= {"num_key_value_heads": 4, "partial_rotary_factor": 0.5}
         serial = {"use_parallel_residual": False, "tie_word_embeddings": True}
@@ -141,8 +157,11 @@ def _own_keys(architecture: Architecture) -> dict[str, Any]:
     if architecture.family == "gpt_neox":
         keys["use_parallel_residual"] = architecture.setting("use_parallel_residual")
         keys["layer_norm_eps"] = architecture.layer_norm_epsilon
-    else:
+    elif architecture.family != "olmoe":
         keys["head_dim"] = architecture.head_dim
+    if architecture.has_routers:
+        name = "num_experts" if architecture.family == "olmoe" else "num_local_experts"
+        keys[name] = architecture.setting("num_experts")
     return keys
 
 
@@ -152,6 +171,9 @@ def reference(architecture: Architecture) -> Any:
 
     torch.manual_seed(0)
     own = {*(architecture.model_extra or {}), "family", "rope_theta", "rope_scaling", "head_dim"}
+    own -= {"moe_intermediate_size", "num_experts_per_tok", "norm_topk_prob"}
+    if architecture.family == "mixtral":
+        own |= {"norm_topk_prob"}
     values = architecture.model_dump(exclude=own)
     rope = {"rope_type": "default", "rope_theta": architecture.rope_theta}
     if architecture.rope_scaling:
@@ -167,9 +189,27 @@ def reference(architecture: Architecture) -> Any:
     return randomized(AutoModelForCausalLM.from_config(config))
 
 
-def stored_parameters(model: Any) -> dict[str, Any]:
-    """A reference's parameters by their names in files."""
-    renamed = (
-        {"lm_head.weight": "embed_out.weight"} if model.config.model_type == "gpt_neox" else {}
-    )
-    return {renamed.get(name, name): each for name, each in model.named_parameters()}
+def as_stored(architecture: Architecture, tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """A reference's parameters, or values of them, by their names in files."""
+    renamed = {"lm_head.weight": "embed_out.weight"} if architecture.family == "gpt_neox" else {}
+    stored = {renamed.get(name, name): each for name, each in tensors.items()}
+    if not architecture.has_routers:
+        return stored
+    names = ("w1", "w3", "w2") if architecture.family == "mixtral" else PROJECTIONS
+    for name in [*stored]:
+        block, _, kind = name.partition(".mlp.")
+        if architecture.family == "mixtral" and kind:
+            block += ".block_sparse_moe"
+            stored[f"{block}.{kind}"] = stored.pop(name)
+        elif kind:
+            block += ".mlp"
+        if kind == "experts.gate_up_proj":
+            stacks = dict(zip(names, stored.pop(f"{block}.{kind}").chunk(2, 1), strict=False))
+        elif kind == "experts.down_proj":
+            stacks = {names[2]: stored.pop(f"{block}.{kind}")}
+        else:
+            continue
+        for each, stack in stacks.items():
+            for number, matrix in enumerate(stack):
+                stored[f"{block}.experts.{number}.{each}.weight"] = matrix
+    return stored

@@ -56,7 +56,9 @@ def to_hf(architecture: Architecture, tensors: Mapping[str, Tensor]) -> dict[str
     ranges: dict[str, dict[int, Tensor]] = defaultdict(dict)
     for name, tensor in tensors.items():
         for rows, start in model_format.rows(architecture, name, len(tensor)):
-            ranges[model_format.name(name)][start] = tensor[rows]
+            for stored_name, index in model_format.stored_names(name, tensor.shape):
+                part = tensor if index is None else tensor[index]
+                ranges[stored_name][start] = part[rows] if index is None else part
     stored = {
         name: torch.cat([rows for _, rows in sorted(parts.items())])
         for name, parts in ranges.items()
@@ -73,7 +75,9 @@ def from_hf(architecture: Architecture, stored: Mapping[str, Tensor]) -> dict[st
     """Return tokamake's tensors, contiguous."""
     model_format, tensors = config_json.format_for(architecture), dict[str, Tensor]()
     for name, shape in model_tensors.shapes(architecture).items():
-        tensor = stored[model_format.name(name)]
+        names = model_format.stored_names(name, shape)
+        parts = [stored[each] for each, _ in names]
+        tensor = parts[0] if names[0][1] is None else torch.stack(parts)
         tensor = tensor.mT if model_format.is_transposed(name) else tensor
         tensor = tensor[0] if name in model_format.as_rows else tensor
         ranges = model_format.rows(architecture, name, shape[0])

@@ -1,6 +1,6 @@
 """Comparison of a family's model with transformers' over a step of training."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -18,11 +18,12 @@ def assert_same_step(
     oracle: nn.Module,
     losses: tuple[Tensor, Tensor],
     named: Mapping[str, Tensor] | None = None,
+    stored: Callable[[dict[str, Any]], dict[str, Any]] = dict,
 ) -> None:
     """Check that losses, their gradients and a step of AdamW equal those of transformers' model.
 
     `losses` are of our model and of the oracle; `named` are the oracle's parameters by the names in
-    its files.
+    its files; `stored` turns values of them into values of its files.
     """
     loss, expected = losses
     torch.testing.assert_close(loss, expected, atol=1e-6, rtol=1e-6)
@@ -33,7 +34,7 @@ def assert_same_step(
     expected.backward()
     gradients = _as_stored(architecture, model, gradients=True)
     named = named or dict(oracle.named_parameters())
-    oracle_gradients: dict[str, Any] = {name: each.grad for name, each in named.items()}
+    oracle_gradients = stored({name: each.grad for name, each in named.items()})
     assert gradients.keys() == oracle_gradients.keys()
     largest = max(gradient.abs().max() for gradient in oracle_gradients.values())
     for key, gradient in oracle_gradients.items():
@@ -42,7 +43,7 @@ def assert_same_step(
     for optimizer in optimizers:
         optimizer.step()
     stepped = _as_stored(architecture, model, gradients=False)
-    for key, parameter in named.items():
+    for key, parameter in stored({**named}).items():
         assert (stepped[key] - parameter).abs().max() <= 1e-6
 
 

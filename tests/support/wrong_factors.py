@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from tests.support.compositions import Composition, Values
 from tests.support.proved_compositions import prove_all
+from tokamake.models.common.experts import Router
+from tokamake.models.common.router_losses import RouterLosses
 from tokamake.parallel import (
     collectives,
     loss,
@@ -200,6 +202,37 @@ FAULTS = [
         "/ measured.loss_scale",
         "* measured.loss_scale",
         composition(2, {"precision": "fp16"}),
+    ),
+    # ---- Routers ----
+    Fault(
+        RouterLosses.gradient,
+        "factor / self._mesh.tensor.size",
+        "factor",
+        composition(2, TENSOR, "qwen3_moe"),
+    ),
+    Fault(
+        RouterLosses.added,
+        "if self._mesh.context.size > 1:",
+        "if False:",
+        composition(2, CONTEXT, "qwen3_moe"),
+    ),
+    Fault(
+        Router.__init__,
+        "partial=mesh.tensor.size > 1",
+        "partial=False",
+        composition(2, TENSOR, "mixtral"),
+    ),
+    Fault(
+        _base.EngineBase._num_labels,
+        "num_rows * mesh.data.size)",
+        "num_rows)",
+        composition(2, {}, "olmoe"),
+    ),
+    Fault(
+        pipeline_stages.PipelineStages._use,
+        "self.routers.factor = factors.rows",
+        "self.routers.factor = factors.rows and factors.rows * self._mesh.pipeline.size",
+        composition(2, PIPELINE, "olmoe"),
     ),
     # ---- Updates ----
     *(

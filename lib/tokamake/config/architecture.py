@@ -201,6 +201,20 @@ class Architecture(Settings):
         return self
 
     @model_validator(mode="after")
+    def _enough_experts(self) -> "Architecture":
+        if self.has_routers:
+            for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
+                if self._optional(name, 1) < 1:
+                    raise ValueError(f"{name}: {self.setting(name)}: too small; give 1 or more")
+            number, chosen = self.setting("num_experts"), self.setting("num_experts_per_tok")
+            if chosen > number:
+                raise ValueError(
+                    f"num_experts_per_tok: {chosen}: more than the {number} of num_experts; lower "
+                    "it"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _positions(self) -> "Architecture":
         if self.position_embedding == "rotary":
             if self.head_dim % 2:
@@ -332,6 +346,21 @@ class Architecture(Settings):
     def several_stacks(self) -> str:
         """Stacks of layers in words, if there are several, which pipelines do not divide."""
         return _SEVERAL_STACKS.get(_stacks(self.family), "")
+
+    @property
+    def has_routers(self) -> bool:
+        """Whether the MLPs of the family's layers are mixtures of experts."""
+        return bool(plugins.constant(FAMILIES, self.family, "HAS_ROUTERS", default=False))
+
+    @property
+    def expert_size(self) -> int:
+        """Width inside an expert, or inside the MLP of a family without experts."""
+        return int(self._optional("moe_intermediate_size", self.intermediate_size))
+
+    @property
+    def used_mlp_size(self) -> int:
+        """Width inside the MLP, or inside all experts that a token uses."""
+        return self.expert_size * int(self._optional("num_experts_per_tok", 1))
 
     @property
     def position_fields(self) -> tuple[str, ...]:

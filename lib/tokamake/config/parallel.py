@@ -170,6 +170,7 @@ class ParallelSettings(Settings):
                 f"of {groups}"
             )
         _divides(tensor_size, (architecture.intermediate_size, "intermediate_size"))
+        _divides(tensor_size, (architecture.expert_size, "moe_intermediate_size"))
         _check_pipeline_parallel(architecture, self.pipeline_parallel_size)
         _check_context_parallel(architecture, context)
         if context > 1:

@@ -15,6 +15,7 @@ from tokamake.config.train_sections import (
     FimSettings,
     LossScalingSettings,
     MaskingSettings,
+    RouterSettings,
     StepRanges,
     TrackerSettings,
 )
@@ -106,6 +107,8 @@ class TrainFields(Settings):
     """Mask the loss at end-of-document tokens: the token after them is not predictable."""
     dropout: DropoutSettings = DropoutSettings()
     """Dropout."""
+    router: RouterSettings = RouterSettings()
+    """Losses of the routers of mixtures of experts."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """Optimizer and its hyperparameters."""
     schedule: ScheduleSettings = ScheduleSettings()

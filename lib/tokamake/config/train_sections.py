@@ -25,6 +25,20 @@ class DropoutSettings(Settings):
         return self.hidden, self.attention, self.embedding
 
 
+class RouterSettings(Settings):
+    """Losses of the routers of mixtures of experts. The gradients of the training have them; the
+    records of losses have them apart. Each is the mean over the rows of the global batch, the same
+    at every layout, and the layers add up."""
+
+    balance_coefficient: Annotated[float, Field(ge=0)] = 0.01
+    """Factor of the loss that balances the load of experts, for each row: the number of experts
+    times the sum, over experts, of share of the choices times mean probability. That loss is 1 if
+    all experts are equally likely."""
+    z_coefficient: Annotated[float, Field(ge=0)] = 0.0
+    """Factor of the z loss, which keeps the scores of routers small: the mean square of their
+    log-sum-exp. OLMoE uses 0.001."""
+
+
 class FimSettings(Settings):
     """Fill-in-the-middle (FIM): rearrange documents so that the model learns to fill gaps."""
 

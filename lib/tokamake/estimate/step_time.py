@@ -174,7 +174,7 @@ class _Costs:
         """Forward pass of a layer."""
         shape, layout, rows = self._shape, self._layout, self._rows
         tensor, hidden = layout.tensor, shape.hidden_size
-        query, inner = shape.query_size / tensor, shape.intermediate_size / tensor
+        query, inner = shape.query_size / tensor, shape.used_mlp_size / tensor
         key_value = shape.key_value_size / min(tensor, shape.num_key_value_heads)
         gates = 1 + self._has_gate
         heads = layout.micro_batch * shape.num_attention_heads / tensor

@@ -3,6 +3,7 @@
 from tokamake import plugins
 from tokamake.config.architecture import Architecture, objectives
 from tokamake.config.objective import objective_data
+from tokamake.config.train_sections import RouterSettings
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 
@@ -64,13 +65,9 @@ def check_sequence_length(
 def check_layout(train: TrainSettings, architecture: Architecture) -> None:
     """Check that ranks can share the model and its sequences."""
     train.parallel.check_architecture(architecture, train.sequence_length)
-    size = train.parallel.pipeline_parallel_size
-    if size > 1 and plugins.constant(
-        FAMILIES, architecture.family, "HAS_AUXILIARY_LOSS", default=False
-    ):
+    if not architecture.has_routers and train.router != RouterSettings():
         raise UserError(
-            f"train.parallel.pipeline_parallel_size: {size}: a pipeline does not carry the "
-            f"auxiliary losses of {architecture.family}; set 1"
+            f"train.router: has no effect: family {architecture.family} has no routers; remove it"
         )
 
 

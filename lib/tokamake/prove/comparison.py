@@ -12,6 +12,7 @@ from tokamake import plugins
 from tokamake.config.finetune import TaskRun
 from tokamake.config.optimization import optimizer_facts
 from tokamake.config.resolved_run import Run
+from tokamake.models.common.router_losses import LayerRouting
 from tokamake.preflight.finetune import check_settings
 from tokamake.preflight.run import check_on_ranks, check_run
 from tokamake.prove.engine_tensors import NamedChunk, watch_updates, weights
@@ -151,6 +152,7 @@ class _Comparison:
             self._compare_number(norm, done.grad_norm, expected=step.grad_norm)
             if self._run.train.log_corpus_losses:
                 self._compare_corpora(of_step, done.corpus_losses, expected=step.corpora)
+            self._compare_routers(of_step, done.routers, expected=step.routers)
             engine._set_mode("eval")
             self._compare_weights(number)
         if self._updates != len(plain.steps):
@@ -234,6 +236,17 @@ class _Comparison:
             for unit, value, right in zip(("losses", "labels"), *pairs, strict=True):
                 what = f"{unit} of corpus {corpus} {of_step}"
                 self._compare_number(what, value, expected=right)
+
+    def _compare_routers(
+        self, of_step: str, values: Iterable[LayerRouting], *, expected: Iterable[LayerRouting]
+    ) -> None:
+        for layer, (own, right) in enumerate(zip(values, expected, strict=True)):
+            for name in ("balance", "z", "entropy"):
+                what = f"{name} of router {layer} {of_step}"
+                self._compare_number(what, getattr(own, name), expected=getattr(right, name))
+            # Rounding may change a choice, but not how many there are.
+            what = f"choices of router {layer} {of_step}"
+            self._compare_number(what, sum(own.counts), expected=sum(right.counts))
 
     def _add(self, what: str, found: Iterable["_Difference"], *, most: float) -> None:
         self.tensors += [

@@ -14,6 +14,7 @@ from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 
 _HEAD_DIM, _HIDDEN_SIZE = 8, 32
+_MOST_EXPERTS = 6
 _LENGTH = 16
 """Least number of tokens of a sample."""
 _WINDOW = 5
@@ -140,8 +141,8 @@ def _tiny_model(architecture: Architecture, parallel: ParallelSettings) -> Archi
         "num_key_value_heads": few_groups,
         "head_dim": _HEAD_DIM,
     }
-    changed |= _tiny_rope(architecture)
-    changed |= _tiny_attention(architecture)
+    changed |= _tiny_rope(architecture) | _tiny_attention(architecture)
+    changed |= _few_experts(architecture, width=2 * tensor)
     layers = sum(parallel.pipeline_layers) or max(2, parallel.num_stages)
     while True:
         try:
@@ -180,6 +181,19 @@ def _tiny_rope(architecture: Architecture) -> dict[str, Any]:
     number = architecture.rotary_width * _HEAD_DIM // architecture.head_dim // 2
     factors = {name: getattr(scaling, name)[:number] for name in ("short_factor", "long_factor")}
     return {"rope_scaling": scaling.model_dump() | factors}
+
+
+def _few_experts(architecture: Architecture, *, width: int) -> dict[str, Any]:
+    """Few narrow experts, if there are any; a token uses several of them as in the run."""
+    if not architecture.has_routers:
+        return {}
+    number = min(architecture.setting("num_experts"), _MOST_EXPERTS)
+    chosen = architecture.setting("num_experts_per_tok")
+    few: dict[str, Any] = {"num_experts": number}
+    few["num_experts_per_tok"] = max(1, min(chosen, number // 2))
+    if "moe_intermediate_size" in (architecture.model_extra or {}):
+        few["moe_intermediate_size"] = 4 * width
+    return few
 
 
 def _length(architecture: Architecture, parallel: ParallelSettings) -> int:

@@ -15,6 +15,7 @@ from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.tensors.extents import whole_slices
 from tokamake.config.resolved_run import Run
 from tokamake.models.common.language_model import DropoutRates, Predictions, predictions
+from tokamake.models.common.router_losses import LayerRouting, RouterLosses
 from tokamake.optim._extra_pass import ExtraPass, Relabel
 from tokamake.optim._groups import parameter_groups, set_rates
 from tokamake.optim._sharded_parameters import WholeParameters
@@ -41,6 +42,8 @@ class PlainStep(NamedTuple):
     """Weights after the update, fp32."""
     corpora: tuple[tuple[float, float], ...] = ()
     """Sum of the losses of tokens, and number of labels, of each corpus; empty: not measured."""
+    routers: tuple[LayerRouting, ...] = ()
+    """Measurements of the router of each layer; empty: the family has none."""
 
 
 class PlainTraining(NamedTuple):
@@ -95,8 +98,20 @@ class _PlainTrainer:
         dropout = run.train.dropout.rates
         if any(dropout) or self.model.has_own_dropout:
             self.model.dropout_rates = DropoutRates(*dropout, run.seed)
+        self.routers = self._watch_routers() if run.architecture.has_routers else None
         self.masters = self._initial_weights()
         self.optimizer = self._build_optimizer()
+
+    def _watch_routers(self) -> RouterLosses:
+        architecture, settings = self.run.architecture, self.run.train.router
+        routers = RouterLosses(
+            balance=settings.balance_coefficient,
+            z=settings.z_coefficient,
+            shape=(architecture.num_hidden_layers, architecture.setting("num_experts")),
+            device=torch.device("cpu"),
+        )
+        self.model.watch_routers(routers)
+        return routers
 
     def _initial_weights(self) -> dict[str, nn.Parameter]:
         weights = model_tensors.random_weights(self.run.architecture, self.run.seed)
@@ -137,6 +152,9 @@ class _PlainTrainer:
         self.corpora = torch.zeros(NUM_CORPORA, 2, dtype=torch.float64)
         loss = self._loss(step, numbers=True)
         corpora = tuple((losses, labels) for losses, labels in self.corpora.tolist())
+        routers: tuple[LayerRouting, ...] = ()
+        if self.routers is not None:
+            routers = self.routers.read(self.routers.take().tolist(), self._num_rows)
         limit = self.run.train.gradient_clipping or torch.inf
         norm = nn.utils.clip_grad_norm_(self.masters.values(), limit)
         gradients = {
@@ -153,6 +171,7 @@ class _PlainTrainer:
             self._saved(gradients),
             self._saved(self.masters),
             corpora,
+            routers,
         )
 
     def _set_mode(self, mode: str) -> None:
@@ -167,12 +186,17 @@ class _PlainTrainer:
             self.objective.look_ahead(self._predict, batches)
         num_labels = _num_labels(batches)
         num_samples = _num_samples(batches)
+        self._num_rows = sum(len(batch.inputs) for batch in batches)
+        if self.routers is not None:
+            self.routers.factor = self._scale / self._num_rows
         total = torch.zeros(())
         for batch in batches:
             loss = self._mean(batch, num_labels=max(1, num_labels), num_samples=max(1, num_samples))
             if loss.requires_grad:
                 self._add_gradients(loss)
             total += loss.detach()
+        if self.routers is not None:
+            self.routers.factor = None
         # Without labels, gradients are 0, and the optimizer still decays weights and uses momentum.
         return total if num_labels + num_samples else None
 
@@ -224,9 +248,6 @@ class _PlainTrainer:
             self._measure_corpora(predicted.logits, batch.labels)
         losses = self.objective.losses(predicted, Labels(batch.labels, batch.sample_labels))
         mean = losses.tokens / num_labels
-        if predicted.auxiliary_loss is not None and self.model.training:
-            share = (batch.labels != NO_LABEL).sum() / num_labels
-            mean = mean + predicted.auxiliary_loss * share
         if losses.samples is not None:
             mean = mean + losses.samples / num_samples
         return mean
@@ -246,8 +267,10 @@ class _PlainTrainer:
         return predictions(self.model(batch.inputs, **batch.further_inputs))
 
     @property
-    def _is_fp16(self) -> bool:
-        return precision_of(self.run) == "fp16"
+    def _scale(self) -> float:
+        """Scale of losses while gradients are computed."""
+        is_fp16 = precision_of(self.run) == "fp16"
+        return self.run.train.loss_scaling.initial_scale if is_fp16 else 1.0
 
     @torch.no_grad()
     def _round(self) -> None:
@@ -259,7 +282,7 @@ class _PlainTrainer:
 
     def _add_gradients(self, loss: Tensor) -> None:
         """Add the gradients of the loss of a micro batch in fp32."""
-        scale = self.run.train.loss_scaling.initial_scale if self._is_fp16 else 1.0
+        scale = self._scale
         (loss * scale).backward()
         for name, parameter in self.model.named_parameters():
             if parameter.grad is None:

@@ -51,6 +51,8 @@ flash_attention_backward = _aten._scaled_dot_product_flash_attention_backward
 efficient_attention = _aten._scaled_dot_product_efficient_attention
 efficient_attention_backward = _aten._scaled_dot_product_efficient_attention_backward
 
+grouped_product: Any = getattr(_aten, "_grouped_mm", None)
+"""Operator of `torch.nn.functional.grouped_mm`; None: this version of torch lacks it."""
 onednn_linear: Any = (
     getattr(torch.ops.mkldnn, "_linear_pointwise", None)
     if torch.backends.mkl.is_available()

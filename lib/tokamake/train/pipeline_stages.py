@@ -17,8 +17,8 @@ from tokamake.checkpoint import model_tensors
 from tokamake.config.resolved_run import Run
 from tokamake.models.common.language_model import DropoutRates, Output, Predictions, predictions
 from tokamake.models.common.recompute import Recompute
+from tokamake.models.common.router_losses import RouterLosses
 from tokamake.parallel import sharding
-from tokamake.parallel.loss import NO_LABEL
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.pipeline import Pipeline
 from tokamake.parallel.placement import placements
@@ -40,9 +40,12 @@ class LossFactors(NamedTuple):
     """
     samples: float = 1.0
     """Factor of the loss of whole samples."""
+    rows: float | Tensor | None = None
+    """Factor of the losses of routers, which are sums over rows; None: there are none."""
 
     def times(self, factor: float) -> "LossFactors":
-        return LossFactors(self.tokens * factor, self.samples * factor)
+        rows = None if self.rows is None else self.rows * factor
+        return LossFactors(self.tokens * factor, self.samples * factor, rows)
 
     def mean(self, total: Tensor) -> Tensor:
         """A sum of losses of tokens, fp32, as a mean."""
@@ -64,6 +67,7 @@ class PipelineStages:
         watch_logits: called with the logits of each micro batch, on ranks with the last stage;
             None: nothing is.
         objective: the run's objective.
+        routers: losses of routers; None: the family has none.
         sample_losses: (2,) sum of the losses of whole samples, and their number, for each micro
             batch since `take_sample_loss`; without gradients.
         measured: (metrics, 2) results of `ObjectiveBase.measure`, for each micro batch of a
@@ -106,6 +110,7 @@ class PipelineStages:
         if self._rounds:
             sharding.keep_master_weights(self.chunks, self._dtype)
         self._factors = LossFactors()
+        self.routers = self._watch_routers() if run.architecture.has_routers else None
         self.sample_losses: list[Tensor] = []
         self.measured: list[Tensor] = []
         self.watch_logits: Callable[[Tensor], None] | None = None
@@ -144,6 +149,25 @@ class PipelineStages:
             tied_output=module.tied_output,
         )
 
+    def _watch_routers(self) -> RouterLosses:
+        architecture, settings = self._run.architecture, self._train.router
+        losses = RouterLosses(
+            balance=settings.balance_coefficient,
+            z=settings.z_coefficient,
+            shape=(architecture.num_hidden_layers, architecture.setting("num_experts")),
+            mesh=self._mesh,
+            device=self._device,
+        )
+        for module in self.modules.values():
+            module.watch_routers(losses)
+        return losses
+
+    def _use(self, factors: LossFactors) -> None:
+        """Choose the factors of the passes that follow."""
+        self._factors = factors
+        if self.routers is not None:
+            self.routers.factor = factors.rows
+
     def _make_pipeline(self, device: torch.device) -> Pipeline:
         if last := self.modules.get(self._train.parallel.num_stages - 1):
             last.register_forward_hook(_tensors_alone)
@@ -176,11 +200,7 @@ class PipelineStages:
             self.watch_logits(predicted.logits)
         row_losses = self.row_losses if trains else None
         losses = self.objective.losses(predicted, labels, row_losses=row_losses)
-        total = losses.tokens
-        if predicted.auxiliary_loss is not None and trains:
-            # It is a mean per token, `total` a sum. Validation reports cross entropy alone.
-            total = total + predicted.auxiliary_loss * (labels.tokens != NO_LABEL).sum()
-        total = self._factors.mean(total)
+        total = self._factors.mean(losses.tokens)
         if self.objective.metrics and not trains:
             self.measured.append(self.objective.measure(predicted, labels))
         if losses.samples is None or losses.num_samples is None:
@@ -203,8 +223,10 @@ class PipelineStages:
         return torch.stack(losses).sum(0) if losses else torch.zeros(2, device=self._device)
 
     def forget_losses(self) -> None:
-        """Drop losses of samples and rows that no step counts."""
+        """Drop losses of samples, rows and routers that no step counts."""
         self.sample_losses.clear()
+        if self.routers is not None:
+            self.routers.forget()
         if self.row_losses is not None:
             self.row_losses.clear()
 
@@ -229,9 +251,10 @@ class PipelineStages:
                 None: the labels of the batches. Not for pipelines.
 
         Returns:
-            Sum of the losses times their factors; 0 on ranks without the last stage.
+            Sum of the losses times their factors; 0 on ranks without the last stage. Losses of
+            routers are not part of it, only their gradients.
         """
-        self._factors = factors
+        self._use(factors)
         if self._pipeline:
             joined = concatenated([*batches])
             total = self._pipeline.train(
@@ -239,6 +262,8 @@ class PipelineStages:
             )
             # At its first step, torch finds the shapes of a stage by a trial pass.
             del self.sample_losses[: -len(batches)]
+            if self.routers is not None:
+                self.routers.keep(len(batches))
             return total
         (module,) = self.modules.values()
         sharding.round_master_weights(self.chunks)
@@ -275,7 +300,7 @@ class PipelineStages:
         relabel: Callable[[Tensor], Tensor] | None = None,
     ) -> Tensor:
         """Sum of the losses of a micro batch, times their factors; not for pipelines."""
-        self._factors = factors
+        self._use(factors)
         (module,) = self.modules.values()
         predicted = _predict(module, batch)
         if relabel is None:
@@ -288,7 +313,7 @@ class PipelineStages:
 
         `take_sample_loss` has the losses of whole samples.
         """
-        self._factors = SUM_OF_TOKENS
+        self._use(SUM_OF_TOKENS)
         if self._pipeline:
             joined = concatenated([*batches])
             return self._pipeline.evaluate(

@@ -22,7 +22,9 @@ class StepCounts(NamedTuple):
         labels = self.labels
         # The same number as on the host.
         known = labels.clamp(min=1).double() if isinstance(labels, Tensor) else max(1, labels)
-        return LossFactors(1 / known, 1 / max(1, self.samples))
+        rows = self.rows
+        of_rows = rows.clamp(min=1).double() if isinstance(rows, Tensor) else max(1, rows)
+        return LossFactors(1 / known, 1 / max(1, self.samples), 1 / of_rows)
 
     def read(self, sums: Tensor) -> tuple[list[float], int, int]:
         """Sums, labels and rows on the host; a step waits for the device here alone."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from torch.distributed.checkpoint import CheckpointException
 
 from tokamake.errors import UserError
+from tokamake.models.common.router_losses import LayerRouting
 from tokamake.train.bad_steps import BadStep
 
 FindFault = Callable[[float, float], BadStep | None]
@@ -43,6 +44,8 @@ class StepResult(NamedTuple):
     sentences; None: they have none."""
     has_labels: bool = True
     """Whether any token, or sample, of the global batch has a label; else the loss is 0."""
+    routers: tuple[LayerRouting, ...] = ()
+    """Measurements of the router of each layer; empty: the family has none."""
     num_rows: int = 0
     """Rows of tokens, over all ranks: fewer than samples if these share rows."""
 

@@ -27,7 +27,7 @@ from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
 from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
-from tokamake.models.common.hf_format import HFFormat, label_names
+from tokamake.models.common.hf_format import EXPERT_NAMES, HFFormat, label_names
 
 TITLE = "Hugging Face"
 SUMMARY = "Hugging Face; with the tokenizer of a Hugging Face folder"
@@ -46,6 +46,11 @@ _TOKENIZER_FILES = (
 )
 _BUFFERS = r"(.*\.)?(rotary_emb\.\w*inv_freq|attn\.(bias|masked_bias)|embeddings\.\w+_ids)"
 """Names of tensors that old versions of transformers stored, and that follow from the config."""
+
+_GATES_AND_UPS = ".gate_up_proj"
+"""End of the names of tensors that hold the gates and up projections of all experts of a layer."""
+_EXPERTS = re.compile(r"(model\.layers\.\d+\.mlp\.experts)\.(gate|up|down)_proj\.weight")
+_ONE_EXPERT = re.compile(r"\.mlp\.experts\.\d+\.")
 
 
 class _StoredTensor(NamedTuple):
@@ -73,7 +78,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         raise UserError(f"{folder}: {model_tensors.unsupported_file(folder)}")
     architecture, model_format = config_json.read_config(folder)
     extents = _find_tensors(folder, model_format)
-    stored = _stored_tensors(architecture, model_format)
+    if any(name.endswith(f".mlp.experts{_GATES_AND_UPS}") for name in extents):
+        stored = _stored_with_fused_experts(architecture, model_format)
+    else:
+        stored = _stored_tensors(architecture, model_format)
     # An output layer that is not tied is no copy, but a tensor of the model.
     known = {name: ours for name, ours in model_format.copies.items() if name not in stored}
     for name, ours in known.items():  # some programs store tied tensors under one of their names
@@ -221,6 +229,35 @@ def _stored_tensors(architecture: Architecture, model_format: HFFormat) -> dict[
     for name, ours in model_format.twice.items():
         stored[name] = stored[model_format.name(ours)]
     return stored
+
+
+def _stored_with_fused_experts(
+    architecture: Architecture, model_format: HFFormat
+) -> dict[str, _StoredTensor]:
+    """Tensors by the names in the memory of transformers 5, which it can also save.
+
+    A layer has one tensor with the gates and up projections of all experts, one with the down
+    projections.
+    """
+    stored = _stored_tensors(architecture, replace(model_format, names=EXPERT_NAMES))
+    fused: dict[str, list[Chunk]] = defaultdict(list)
+    shapes = {}
+    for name, whole in model_tensors.shapes(architecture).items():
+        if not (match := _EXPERTS.fullmatch(name)):
+            continue
+        experts, kind = match.groups()
+        number, rows, columns = whole
+        target = f"{experts}.down_proj" if kind == "down" else experts + _GATES_AND_UPS
+        halves = 1 if kind == "down" else 2
+        shapes[target] = (number, halves * rows, columns)
+        half = int(kind == "up")
+        slices = whole_slices((rows, columns))
+        fused[target] += [
+            Chunk(f"model.{name}", slices, (halves * each + half) * rows * columns).in_stack(each)
+            for each in range(number)
+        ]
+    stored = {name: each for name, each in stored.items() if not _ONE_EXPERT.search(name)}
+    return stored | {name: _StoredTensor(shapes[name], (*fused[name],)) for name in fused}
 
 
 def _chunk(

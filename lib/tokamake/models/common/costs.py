@@ -101,6 +101,37 @@ def gated_layer_with_four_norms(
     return layer._replace(states=2 * layer.states)
 
 
+def gated_experts(architecture: Architecture, *, size: int, fused_norm: bool) -> SavedActivations:
+    """Bytes per token of a layer with RMSNorms and a mixture of gated experts.
+
+    The router saves the probabilities of all experts (fp32), those of the chosen ones, and the
+    order of tokens by expert (int64). Each of a token's experts saves the token's states, its gate,
+    its SiLU, the up projection, their product, and this times the weight of the expert. See
+    `gated_layer` for the rest.
+    """
+    layer = gated_layer(architecture, size=size, fused_norm=fused_norm)
+    number, chosen = (architecture.setting(f"num_experts{each}") for each in ("", "_per_tok"))
+    inner = chosen * architecture.expert_size * size
+    copies = chosen * architecture.hidden_size * size
+    dense = architecture.intermediate_size * size
+    router = 4 * number + chosen * 28
+    return SavedActivations(
+        states=layer.states,
+        gathered=layer.gathered + copies + router,
+        split=layer.split - 4 * dense + 5 * inner,
+        products=layer.products - 2 * dense + 2 * inner,
+    )
+
+
+def gated_experts_with_head_norms(
+    architecture: Architecture, *, size: int, fused_norm: bool
+) -> SavedActivations:
+    """Bytes per token of a layer with experts whose queries and keys are normed."""
+    layer = gated_experts(architecture, size=size, fused_norm=fused_norm)
+    width = architecture.query_size + architecture.key_value_size
+    return layer._replace(split=layer.split + rms_norm_bytes(width, size, fused=fused_norm))
+
+
 def decoder_layer(
     architecture: Architecture,
     *,
@@ -142,6 +173,14 @@ def flops_per_token(
     multiply_adds = len(layers) * (projections + mlp) + 2 * seen * architecture.query_size
     multiply_adds += hidden * architecture.vocab_size
     return 3 * 2 * multiply_adds
+
+
+def flops_per_token_of_experts(architecture: Architecture, sequence_length: int) -> int:
+    """`flops_per_token` with routers, and the experts that a token uses."""
+    without = flops_per_token(architecture, sequence_length, num_mlp_matrices=0)
+    number, chosen = (architecture.setting(f"num_experts{each}") for each in ("", "_per_tok"))
+    widths: int = number + 3 * chosen * architecture.expert_size
+    return without + 3 * 2 * architecture.num_hidden_layers * architecture.hidden_size * widths
 
 
 def flops_per_encoder_token(

@@ -45,6 +45,11 @@ SHAPE_KEYS = same_keys(
 GATED_KEYS = SHAPE_KEYS | same_keys("rms_norm_eps", "tie_word_embeddings", "initializer_range")
 """Keys of model types with RMSNorms and gated MLPs."""
 
+EXPERT_NAMES = {
+    f"mlp.experts.{each}_proj": f"mlp.experts.{{}}.{each}_proj" for each in ("gate", "up", "down")
+}
+"""`HFFormat.names` of stacks of experts, whose files have a tensor for each expert."""
+
 
 @dataclass(frozen=True, eq=False)
 class HFFormat:

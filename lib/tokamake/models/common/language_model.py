@@ -50,8 +50,6 @@ class Predictions(NamedTuple):
 
     logits: Tensor
     """(B, L, V) scores of the vocabulary for each token; empty if the model has none."""
-    auxiliary_loss: Tensor | None = None
-    """See `LanguageModel`."""
     sample_logits: Tensor | None = None
     """(samples, classes) class logits, from families with such a head."""
     query_embeddings: Tensor | None = None
@@ -60,8 +58,8 @@ class Predictions(NamedTuple):
     """(samples, D) vector of each block, from a biencoder."""
 
 
-Output = Tensor | tuple[Tensor, Tensor] | Predictions
-"""Result of `forward`: logits, logits and an auxiliary loss, or `Predictions`."""
+Output = Tensor | Predictions
+"""Result of `forward`: logits, or `Predictions`."""
 
 
 class PackedRows(NamedTuple):
@@ -98,11 +96,6 @@ class LanguageModel(nn.Module):
 
     To load weights without drawing random ones first, construct it under `torch.device("meta")` and
     call `load_state_dict(..., assign=True)`; see `tokamake.checkpoint.model_tensors.to_model`.
-
-    While it trains (`self.training`), the `forward` of a family with `HAS_AUXILIARY_LOSS` returns
-    (logits, auxiliary loss): a scalar that the trainer adds to the mean cross entropy of the same
-    tokens, with its coefficient already applied. Mixtures of experts balance their load this way.
-    It must not depend on the logits, which the cross entropy overwrites.
 
     Attributes:
         architecture: shape of the whole model.
@@ -358,4 +351,4 @@ class LanguageModel(nn.Module):
 
 def predictions(output: Output) -> Predictions:
     """The result of `forward` by names."""
-    return Predictions(*output) if isinstance(output, tuple) else Predictions(output)
+    return output if isinstance(output, Predictions) else Predictions(output)

@@ -16,7 +16,11 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
-from tokamake.runtime.torch_internals import attention_operators, onednn_linear
+from tokamake.runtime.torch_internals import (
+    attention_operators,
+    grouped_product,
+    onednn_linear,
+)
 
 States = TypeVar("States")
 """States of tokens, which each layer takes and returns."""
@@ -81,6 +85,7 @@ def _saved() -> set[Any]:
         torch.ops.aten.addmm.default,
         torch.ops.aten.bmm.default,
         *([onednn_linear.default] if onednn_linear else []),
+        *([grouped_product.default] if grouped_product else []),
         *attention_operators(),
     }
 

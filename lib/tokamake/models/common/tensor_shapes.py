@@ -145,6 +145,18 @@ def _mlp(architecture: Architecture, *, gated: bool) -> Shapes:
     return tensors
 
 
+def expert_mlp(architecture: Architecture) -> Shapes:
+    """Shapes of a router and its experts: stacks of matrices, (experts, outputs, inputs)."""
+    hidden, inner = architecture.hidden_size, architecture.expert_size
+    number = architecture.setting("num_experts")
+    return {
+        "mlp.gate.weight": (number, hidden),
+        "mlp.experts.gate_proj.weight": (number, inner, hidden),
+        "mlp.experts.up_proj.weight": (number, inner, hidden),
+        "mlp.experts.down_proj.weight": (number, hidden, inner),
+    }
+
+
 def with_bias(module: str, shape: tuple[int, ...], *, has_bias: bool) -> Shapes:
     """Shapes of the weight of a module and, if it has one, of its bias."""
     weight = {f"{module}.weight": shape}

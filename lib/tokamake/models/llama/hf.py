@@ -31,10 +31,6 @@ HUGGING_FACE = (
 REFUSED = {
     "gemma": "its norms multiply by 1 + w, and its embeddings are scaled",
     "granite": "it scales embeddings, attention scores, residuals and logits",
-    "granitemoe": "its layers have several experts",
-    "deepseek_v2": "its layers have several experts, and attention is latent",
-    "deepseek_v3": "its layers have several experts, and attention is latent",
-    "gpt_oss": "its layers have several experts, and attention has sinks and windows",
     "olmo": "its norms have no weights",
     "stablelm": "it has LayerNorms beside gated MLPs",
     "cohere": "it has LayerNorms, and attention and MLP see the same states",

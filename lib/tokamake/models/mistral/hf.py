@@ -28,6 +28,5 @@ HUGGING_FACE = (
 )
 
 REFUSED = {
-    "mixtral": "its layers have several experts",
     "ministral": "some of its layers attend to windows, by another name than in other types",
 }

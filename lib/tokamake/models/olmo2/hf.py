@@ -43,7 +43,3 @@ HUGGING_FACE = (
         constants={"pad_token_id": None},
     ),
 )
-
-REFUSED = {
-    "olmoe": "its layers have several experts, whose inputs are normed",
-}

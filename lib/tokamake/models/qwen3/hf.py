@@ -43,9 +43,3 @@ HUGGING_FACE = (
         extra_keys=lambda architecture: {"head_dim": architecture.head_dim},
     ),
 )
-
-REFUSED = {
-    "qwen3_moe": "its layers have several experts",
-    "qwen3_next": "its layers have several experts, and some have linear attention",
-    "glm4_moe": "its layers have several experts, and heads rotate in part",
-}

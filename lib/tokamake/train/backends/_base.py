@@ -20,6 +20,7 @@ from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.native.flat_chunks import FlatChunks
 from tokamake.checkpoint.native.folder import read_description
 from tokamake.config.resolved_run import Run
+from tokamake.models.common.router_losses import LayerRouting
 from tokamake.optim._groups import parameter_groups
 from tokamake.optim._sharded_parameters import UNSHARDED, ParameterShard, WholeParameters
 from tokamake.parallel import mesh
@@ -186,12 +187,20 @@ class EngineBase(ABC):
         if self._run.architecture.has_sample_head:
             samples = self.stages.take_sample_loss() * (self.mesh.tensor.rank == 0)
         self.stages.sample_losses.clear()
-        optional = [part.flatten() for part in (layers, corpora, samples) if part is not None]
+        routers = self.stages.routers
+        choices = routers.take() if routers is not None else None
+        optional = [
+            part.flatten() for part in (layers, corpora, samples, choices) if part is not None
+        ]
         of_ranks = torch.cat([*parts, *optional])
         dist.all_reduce(of_ranks)
         values, num_labels, num_rows = self._counts.read(of_ranks)
         total, square, num_stops, num_saved, *rest = values
         all_saved = num_saved == self._ranks.world_size
+        of_routers: tuple[LayerRouting, ...] = ()
+        if routers is not None:
+            of_routers = routers.read(rest[-routers.size :], num_rows)
+            del rest[-routers.size :]
         num_layers = 0 if layers is None else len(layers)
         norms = tuple(math.sqrt(each) / scale for each in rest[:num_layers])
         sample_loss = None
@@ -211,6 +220,7 @@ class EngineBase(ABC):
             sample_loss=sample_loss,
             has_labels=num_labels + self._counts.samples > 0,
             num_rows=num_rows,
+            routers=of_routers,
         )
 
     def _corpus_sums(

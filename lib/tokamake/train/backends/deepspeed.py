@@ -156,6 +156,9 @@ class Engine(EngineBase):
     def _reduce_each(self, batches: Sequence[MicroBatch], factors: LossFactors) -> Tensor:
         """Let DeepSpeed reduce the gradients of each micro batch, and add up its shard of them."""
         self.stages.look_ahead(batches)
+        if self._run.train.precision == "fp16" and factors.rows is not None:
+            # DeepSpeed scales the loss, and gradients of routers do not come from it.
+            factors = factors._replace(rows=factors.rows * self._loss_scale.value)
         total = torch.zeros((), device=self._device)
         for number, batch in enumerate(batches, 1):
             self._engine.set_gradient_accumulation_boundary(number == len(batches))

@@ -151,7 +151,7 @@ class Engine(EngineBase):
     def _relabelled_gradients(self, batches: Sequence[MicroBatch], relabel: Relabel) -> int | None:
         """Compute gradients of the mean loss with other labels; see `ExtraPass.gradients`."""
         counts, loss_scale = self._num_labels(batches), self._loss_scale.value
-        factors = LossFactors(counts.factors.tokens * loss_scale)
+        factors = LossFactors(counts.factors.tokens * loss_scale)  # without losses of routers
         self.stages.forward_backward(batches, factors, relabel=relabel)
         self._add_up_gradients()
         squares = sharding.squares(self._chunks, self._device)

@@ -4,11 +4,13 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from tokamake.checkpoint.native.resume_state import ResumeState
 from tokamake.config.objective import objective_data
 from tokamake.config.resolved_run import Run
+from tokamake.models.common.router_losses import LayerRouting
 from tokamake.runtime.accelerators import known_peak
 from tokamake.runtime.device import device_name, peak_memory
 from tokamake.runtime.rank_errors import raise_on_all_ranks
@@ -171,6 +173,7 @@ class TrainingLog(Hook):
             **({"grad_norm": result.grad_norm} if math.isfinite(result.grad_norm) else {}),
             **_parts_of_loss(result),
             **_layer_norms(result),
+            **_routers(result.routers),
             **_corpus_losses(interval),
             **({"loss_scale": result.loss_scale} if self._train.precision == "fp16" else {}),
             "tokens_per_second": tokens_per_second,
@@ -271,6 +274,30 @@ def _parts_of_loss(result: StepResult) -> Record:
     if result.sample_loss is None:
         return {}
     return {"token_loss": result.loss - result.sample_loss, "sample_loss": result.sample_loss}
+
+
+def _routers(layers: Sequence[LayerRouting]) -> Record:
+    """Losses of routers without their factors, entropy, and the load of experts."""
+    if not layers:
+        return {}
+    loads = [max(each.counts) * len(each.counts) / max(1, sum(each.counts)) for each in layers]
+    names = [f"layers.{number}" for number in range(len(layers))]
+    of_layers = zip(names, layers, loads, strict=True)
+    return {
+        "balance_loss": fmean(each.balance for each in layers),
+        "router_z_loss": fmean(each.z for each in layers),
+        "router_entropy": fmean(each.entropy for each in layers),
+        "busiest_expert": max(loads),
+        "idle_experts": sum(each.counts.count(0) for each in layers),
+        **{
+            key: value
+            for name, layer, load in of_layers
+            for key, value in (
+                (f"router_entropy/{name}", layer.entropy),
+                (f"busiest_expert/{name}", load),
+            )
+        },
+    }
 
 
 def _layer_norms(result: StepResult) -> Record:

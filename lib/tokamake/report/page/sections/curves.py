@@ -34,6 +34,13 @@ _METRICS = {
     ),
     "Batch size": ("batch_size", Axes("step", "samples of a step", from_zero=True), 1.0),
     "Gradient norm": ("grad_norm", Axes("step", "gradient norm"), 1.0),
+    "Balance of experts": ("balance_loss", Axes("step", "balance loss (1: balanced)"), 1.0),
+    "Busiest expert": (
+        "busiest_expert",
+        Axes("step", "times the mean load", from_zero=True),
+        1.0,
+    ),
+    "Entropy of routers": ("router_entropy", Axes("step", "nats", from_zero=True), 1.0),
     "Throughput": (
         "tokens_per_second",
         Axes("step", "tokens per second", y_form="0,0", from_zero=True, y_ticks="0[.]0a"),

@@ -31,6 +31,8 @@ class Objective(ObjectiveBase):
     def collate(self, rows: TokenRows) -> HostBatch:
         """Split rows into inputs and labels."""
         loss_mask, arrays = self._documents(rows)
+        if self.run.architecture.has_routers:
+            arrays["is_token"] = rows[:, :-1] >= 0
         inputs, labels = inputs_and_labels(rows, loss_mask)
         return HostBatch(inputs, labels, arrays)
 

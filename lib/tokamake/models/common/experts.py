@@ -1,0 +1,248 @@
+"""Mixture of experts: a router chooses some of many MLPs, the experts, for each token.
+
+After Switch (arXiv 2101.03961) and MegaBlocks (arXiv 2211.15841): tokens are sorted by expert, and
+no token is dropped, however many choose the same expert. Tensor-parallel ranks divide the width of
+each expert; all of them compute the router.
+Shape suffixes: B batch, L tokens of a row, N tokens of a micro batch, K experts of a token, R rows
+(each token once for each of its experts), E experts, D hidden size, I width of an expert.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tokamake.config.architecture import Architecture
+from tokamake.models.common.decoder import Decoder
+from tokamake.models.common.key_value_cache import KeyValueCache, LayerCache
+from tokamake.models.common.layers import ACTIVATIONS, Attention, TransformerLayer
+from tokamake.models.common.router_losses import RouterLosses, Routing
+from tokamake.parallel.attention import AttentionMask
+from tokamake.parallel.axis import part
+from tokamake.parallel.dropout import Dropout, dropped
+from tokamake.parallel.grouped_linear import Groups, grouped_linear, groups_of
+from tokamake.parallel.linear import linear
+from tokamake.parallel.mesh import SINGLE_RANK, Mesh
+from tokamake.parallel.placement import Placement
+from tokamake.parallel.tensor import shared_input, summed_output
+from tokamake.runtime.torch_internals import not_compiled
+
+
+class Router(nn.Module):
+    """Scores of all experts for each token; each tensor-parallel rank computes all of them."""
+
+    def __init__(self, architecture: Architecture, mesh: Mesh) -> None:
+        super().__init__()
+        shape = architecture.setting("num_experts"), architecture.hidden_size
+        self.weight = nn.Parameter(torch.empty(shape))
+        # A rank has its part of the experts' width, so the gradient of a score is partial.
+        self.placements = {"weight": Placement(partial=mesh.tensor.size > 1)}
+
+    def forward(self, x_ND: Tensor) -> Tensor:
+        """(N, E) fp32 scores."""
+        return linear(x_ND, self.weight).float()
+
+
+class ExpertLinear(nn.Module):
+    """The same projection of all experts: a stack of matrices, (E, outputs, inputs)."""
+
+    def __init__(self, *shape: int, dim: int, mesh: Mesh) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(shape))
+        divided = dim if mesh.tensor.size > 1 else None
+        self.placements = {"weight": Placement(divided, hidden=True)}
+
+    def forward(self, x: Tensor, groups: Groups) -> Tensor:
+        """Map rows, sorted by expert."""
+        return grouped_linear(x, self.weight, groups)
+
+
+class Experts(nn.Module):
+    """Gated MLPs; tensor-parallel ranks divide their width."""
+
+    def __init__(self, architecture: Architecture, mesh: Mesh) -> None:
+        super().__init__()
+        number, hidden = architecture.setting("num_experts"), architecture.hidden_size
+        self._inner = inner = len(part(architecture.expert_size, mesh.tensor))
+        self._activation = ACTIVATIONS[architecture.hidden_act]
+        self.gate_proj = ExpertLinear(number, inner, hidden, dim=1, mesh=mesh)
+        self.up_proj = ExpertLinear(number, inner, hidden, dim=1, mesh=mesh)
+        self.down_proj = ExpertLinear(number, hidden, inner, dim=2, mesh=mesh)
+
+    def forward(
+        self, x_ND: Tensor, weights_NK: Tensor, chosen_NK: Tensor, counts_E: Tensor
+    ) -> Tensor:
+        """(N, D) sum of the results of each token's experts, times their weights.
+
+        On several tensor-parallel ranks, a part of the sum.
+
+        Args:
+            chosen_NK: int64 experts of each token.
+            counts_E: int64 tokens of each expert.
+        """
+        number = chosen_NK.shape[1]
+        order_R = chosen_NK.flatten().argsort(stable=True)
+        places_R = torch.empty_like(order_R)
+        places_R[order_R] = torch.arange(len(order_R), device=order_R.device)
+        x_RD: Tensor = _Dispatched.apply(x_ND, order_R, places_R, number)
+        groups = groups_of(counts_E, x_RD, width=self._inner)
+        inner_RI = self._activation(self.gate_proj(x_RD, groups)) * self.up_proj(x_RD, groups)
+        # Before the product, where states are narrower than after it.
+        weights_R: Tensor = _Permuted.apply(weights_NK.flatten(), order_R, places_R)
+        y_RD = self.down_proj(inner_RI * weights_R[:, None], groups)
+        y_RD = _Permuted.apply(y_RD, places_R, order_R)
+        return y_RD.unflatten(0, (-1, number)).sum(1)
+
+
+class _Permuted(torch.autograd.Function):
+    """Rows in another order; unlike torch's indexing, the backward pass adds up nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse_R)
+        return x[order_R]
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient[ctx.saved_tensors[0]], None, None
+
+
+class _Dispatched(torch.autograd.Function):
+    """Copies of tokens for their experts, sorted by expert.
+
+    The backward pass adds up the gradients of a token's copies in a fixed order: it repeats bit
+    for bit.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: Tensor, order_R: Tensor, places_R: Tensor, number: int) -> Tensor:
+        ctx.save_for_backward(places_R)
+        ctx.number = number
+        return x_ND[order_R // number]
+
+    @staticmethod
+    def backward(ctx: Any, gradient_RD: Tensor) -> tuple[Tensor, None, None, None]:
+        of_tokens_RD = gradient_RD[ctx.saved_tensors[0]]
+        return of_tokens_RD.unflatten(0, (-1, ctx.number)).sum(1), None, None, None
+
+
+class MixtureOfExperts(nn.Module):
+    """A router and its experts, in place of an MLP.
+
+    The weights of a token's experts are the softmax of all scores; `norm_topk_prob` scales them so
+    that they add up to 1.
+
+    Attributes:
+        number: layer index in the whole model.
+        losses: gets the choices of a training; None: nothing is measured.
+    """
+
+    def __init__(self, architecture: Architecture, mesh: Mesh = SINGLE_RANK) -> None:
+        super().__init__()
+        self.number, self.losses = 0, None
+        self._mesh = mesh
+        self._num_chosen: int = architecture.setting("num_experts_per_tok")
+        self._renormalizes: bool = architecture.setting("norm_topk_prob")
+        self.gate = Router(architecture, mesh)
+        self.experts = Experts(architecture, mesh)
+
+    losses: RouterLosses | None
+
+    @not_compiled
+    def forward(self, x_BLD: Tensor, is_token_BL: Tensor | None = None) -> Tensor:
+        """Transform each token on its own.
+
+        Args:
+            is_token_BL: False where a row is filled up: such places count in no loss. None: all
+                are tokens.
+        """
+        x_BLD = shared_input(x_BLD, self._mesh)
+        x_ND = x_BLD.flatten(0, 1)
+        logits_NE = self.gate(x_ND)
+        probabilities_NE = logits_NE.softmax(-1)
+        weights_NK, chosen_NK = probabilities_NE.topk(self._num_chosen)
+        if self._renormalizes:
+            weights_NK = weights_NK / weights_NK.sum(-1, keepdim=True)
+        is_chosen_NE = torch.zeros_like(probabilities_NE).scatter_(1, chosen_NK, 1.0)
+        counts_E = is_chosen_NE.sum(0).long()
+        if self.losses is not None and torch.is_grad_enabled():
+            tensors = (logits_NE, probabilities_NE, is_chosen_NE)
+            logits, probabilities, is_chosen = (
+                tensor.unflatten(0, x_BLD.shape[:2]) for tensor in tensors
+            )
+            routing = Routing(logits, probabilities, is_chosen, is_token_BL)
+            weights_NK = self.losses.added(weights_NK, routing, layer=self.number)
+        y_ND = self.experts(x_ND, weights_NK.to(x_ND.dtype), chosen_NK, counts_E)
+        return summed_output(y_ND.view_as(x_BLD), self._mesh)
+
+
+class ExpertLayer(TransformerLayer):
+    """A pre-norm layer whose MLP is a mixture of experts."""
+
+    def __init__(
+        self, norm: Callable[[], nn.Module], attention: Attention, *, mlp: MixtureOfExperts
+    ) -> None:
+        super().__init__(norm, attention, mlp=mlp)
+
+    def forward(
+        self,
+        x_BLD: Tensor,
+        cos_LK: Tensor | None,
+        sin_LK: Tensor | None,
+        mask: AttentionMask = None,
+        dropout: Dropout | None = None,
+        cache: LayerCache | None = None,
+        is_token_BL: Tensor | None = None,
+    ) -> Tensor:
+        """Transform token states; see `Attention` and `MixtureOfExperts` for the arguments."""
+        y_BLD: Tensor = self.self_attn(
+            self.input_layernorm(x_BLD), cos_LK, sin_LK, mask, dropout, cache
+        )
+        x_BLD = x_BLD + dropped(y_BLD, dropout, "attention_output", layer=self.self_attn)
+        y_BLD = self.mlp(self.post_attention_layernorm(x_BLD), is_token_BL)
+        return x_BLD + dropped(y_BLD, dropout, "mlp_output", layer=self.self_attn)
+
+
+class ExpertDecoder(Decoder):
+    """A causal model whose layers have mixtures of experts; families derive from it.
+
+    They have the literal `HAS_ROUTERS = True` and the settings `num_experts`,
+    `num_experts_per_tok` and `norm_topk_prob`.
+    """
+
+    is_gated = True
+
+    def build_mlp(self) -> MixtureOfExperts:
+        return MixtureOfExperts(self.architecture, self.mesh)
+
+    def build_layer(self) -> ExpertLayer:
+        return ExpertLayer(self.build_norm, self.build_attention(), mlp=self.build_mlp())
+
+    def add_layers(self, numbers: range) -> None:
+        super().add_layers(numbers)
+        for number, layer in self.layers.items():
+            mlp: Any = layer.mlp
+            mlp.number = int(number)
+
+    def watch_routers(self, losses: RouterLosses) -> None:
+        """Give `losses` the choices of all routers while the model trains."""
+        for layer in self.layers.values():
+            mlp: Any = layer.mlp
+            mlp.losses = losses
+
+    def through_layers(
+        self,
+        x_BLD: Tensor,
+        *inputs: Any,
+        cache: KeyValueCache | None = None,
+        is_token: Tensor | None = None,
+    ) -> Tensor:
+        """Pass states through the layers of this stage.
+
+        Args:
+            is_token: (B, L) False where a row is filled up; None: all are tokens.
+        """
+        if cache is not None:
+            return super().through_layers(x_BLD, *inputs, cache=cache)
+        return super().through_layers(x_BLD, *inputs, None, is_token)

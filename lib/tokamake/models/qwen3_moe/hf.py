@@ -1,0 +1,71 @@
+"""How a `qwen3_moe` is stored: its tensors, and transformers' model type qwen3_moe."""
+
+from functools import partial
+
+from tokamake.config.architecture import Architecture
+from tokamake.models.common import tensor_shapes
+from tokamake.models.common.hf_format import EXPERT_NAMES, GATED_KEYS, HFFormat, same_keys
+
+
+def _head_norms(architecture: Architecture) -> tensor_shapes.Shapes:
+    return {f"self_attn.{each}_norm.weight": (architecture.head_dim,) for each in "qk"}
+
+
+shapes = partial(
+    tensor_shapes.shapes,
+    gated=True,
+    biased_norms=False,
+    form=tensor_shapes.LayerForm(of_attention=_head_norms),
+    of_mlp=tensor_shapes.expert_mlp,
+)
+
+# transformers' code has them, but no published model.
+_ABSENT = {
+    "attention_bias": False,
+    "use_sliding_window": False,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+}
+
+HUGGING_FACE = (
+    HFFormat(
+        model_type="qwen3_moe",
+        class_name="Qwen3MoeForCausalLM",
+        keys={
+            **GATED_KEYS,
+            **same_keys("moe_intermediate_size", "num_experts_per_tok", "norm_topk_prob"),
+            "num_experts": ("num_experts", "num_local_experts"),
+        },
+        defaults={
+            "intermediate_size": 6144,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": False,
+            "initializer_range": 0.02,
+            "moe_intermediate_size": 768,
+            "num_experts": 128,
+            "num_experts_per_tok": 8,
+            "norm_topk_prob": False,
+        },
+        implied={"position_embedding": "rotary"},
+        dropout={"attention_dropout": "attention"},
+        supported={key: (value, None) for key, value in _ABSENT.items()},
+        constants=_ABSENT,
+        # transformers reads this key since version 5, and the other one before.
+        extra_keys=lambda architecture: {
+            "head_dim": architecture.head_dim,
+            "num_local_experts": architecture.setting("num_experts"),
+        },
+        names=EXPERT_NAMES,
+    ),
+)
+
+REFUSED = {
+    "qwen3_next": "some of its layers have linear attention",
+    "glm4_moe": "its routers choose experts by sigmoids and a bias, and its first layer has none",
+    "deepseek_v2": "its attention is latent, and it adds an MLP that all tokens share",
+    "deepseek_v3": "its attention is latent, and routers choose experts by sigmoids and a bias",
+    "gpt_oss": "its attention has sinks and windows, and its experts have biases",
+}
