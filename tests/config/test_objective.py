@@ -1,14 +1,45 @@
 """Settings of objectives: which fit together, and what they mean for samples."""
 
+import math
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from tokamake.config.objective import sample_settings
+from tokamake.config.architecture import Architecture
+from tokamake.config.objective import objective_data, sample_settings
 from tokamake.config.root import Config
 from tokamake.config.training import TrainSettings, without_added_defaults
 from tokamake.train.objectives._sentences import max_masked
+
+
+@pytest.mark.parametrize(
+    ("train", "shape", "loss"),
+    [
+        ({}, {}, math.log(8)),
+        ({"objective": "masked"}, {"family": "bert"}, math.log(8) + math.log(2)),
+        (
+            {"objective": "masked", "masking": {"sentence_order": False}},
+            {"family": "bert", "sentence_order_head": False},
+            math.log(8),
+        ),
+        ({"objective": "ict"}, {"family": "biencoder"}, 0.0),
+    ],
+)
+def test_a_uniform_guess_has_the_losses_of_all_answers(
+    train: dict[str, Any], shape: dict[str, Any], loss: float
+) -> None:
+    settings = make(**train)
+    architecture = Architecture(vocab_size=8, **{**SIZES, **shape})
+    assert objective_data(settings.objective).uniform_loss(settings, architecture) == loss
+
+
+SIZES = {
+    "hidden_size": 8,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+}
 
 
 def make(**train: Any) -> TrainSettings:

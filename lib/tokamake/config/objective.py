@@ -5,6 +5,7 @@ An objective is a folder in `train/objectives/`. Its module `data`, without torc
 `ObjectiveSection`, adds a section to `train`, named after the objective.
 """
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -89,6 +90,10 @@ class ObjectiveData:
     def labeled_share(self, train: Any) -> float:  # noqa: ARG002
         """Share of the tokens that need logits."""
         return 1.0
+
+    def uniform_loss(self, train: Any, architecture: Any) -> float:  # noqa: ARG002
+        """Loss in nats of a model that finds all answers equally likely; 0: there is none."""
+        return 0.0 if architecture.has_towers else math.log(architecture.vocab_size or 1)
 
     def finetuned_architecture(self, pretrained: Any, task: Any) -> Any:
         """Shape of a model that learns a task, by a pretrained one; refuse one that cannot."""

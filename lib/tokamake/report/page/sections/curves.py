@@ -1,12 +1,12 @@
 """Metrics of training over steps, with starts, bad steps and phases."""
 
-import math
 from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
 
 from tokamake import results
+from tokamake.config.objective import objective_data
 from tokamake.report import html_pages
 from tokamake.report.page import batch_documents
 from tokamake.report.page.contents import PageContents
@@ -134,10 +134,11 @@ def _has_legends(contents: PageContents) -> bool:
 
 def _uniform(contents: PageContents, name: str, *, steps: Floats) -> Iterator[Curve]:
     run = contents.settings.get(name)
-    if run and run.architecture.vocab_size and not run.architecture.has_towers:
+    if not run:
+        return
+    if loss := objective_data(run.train.objective).uniform_loss(run.train, run.architecture):
         ends = np.array([steps[0], steps[-1]])
-        loss = np.full(2, math.log(run.architecture.vocab_size))
-        yield Curve("uniform guess", ends, loss, "#5F6670", "dashed", width=1.2)
+        yield Curve("uniform guess", ends, np.full(2, loss), "#5F6670", "dashed", width=1.2)
 
 
 def _marks(events: pd.DataFrame, losses: dict[str, tuple[Floats, Floats]]) -> Curve | None:

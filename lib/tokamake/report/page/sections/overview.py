@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 
+from tokamake.config.objective import objective_data
 from tokamake.report import html_pages
 from tokamake.report.describe_run import (
     best_checkpoint,
@@ -203,7 +204,8 @@ def _facts(contents: PageContents, best: Any) -> str:
         history, chosen = contents.histories.get(best.run), Path(trained["checkpoint"])
         chosen = chosen if history is None else best_checkpoint(history, chosen)
         values.append(("serve the best", f"tokamake serve {shlex.quote(str(chosen))}"))
-    uniform = math.log(run.architecture.vocab_size or 1)
-    if uniform and not run.architecture.has_towers:
-        values.append(("loss of a uniform guess", f"{uniform:.4f} nats per token"))
+    if uniform := objective_data(run.train.objective).uniform_loss(run.train, run.architecture):
+        is_sum = uniform > math.log(run.architecture.vocab_size or 1)
+        more = ", and of the order of sentences" if is_sum else ""
+        values.append(("loss of a uniform guess", f"{uniform:.4f} nats per token{more}"))
     return html_pages.definitions(values)

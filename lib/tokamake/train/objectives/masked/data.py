@@ -1,5 +1,6 @@
 """Settings and data of the objective masked."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,11 @@ class Data(MaskingData):
     def labeled_share(self, train: TrainFields) -> float:
         """Masked tokens alone have labels; rows of labels have logits of all tokens."""
         return train.masking.probability
+
+    def uniform_loss(self, train: TrainFields, architecture: Architecture) -> float:
+        """Two losses: of the masked tokens, and of the order of sentences, yes or no."""
+        has_order = train.masking.sentence_order
+        return super().uniform_loss(train, architecture) + math.log(2) * has_order
 
     def sample_settings(self, train: TrainFields) -> dict[str, Any]:
         order = {"sentence_order": train.masking.sentence_order}
