@@ -151,6 +151,16 @@ def test_folders_of_transformers_are_read_and_written(name: str, tmp_path: Path)
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "olmoe"])
+@pytest.mark.parametrize("kind", ["megatron", "mds", "torch_dist", "universal"])
+def test_formats_without_experts_are_refused(name: str, kind: str, tmp_path: Path) -> None:
+    shape = STORED[name]
+    hf_folder.write(tmp_path / "hf", shape, random_tensors(shape, 1))
+    message = f"[Mm]egatron.* has no model of family {shape.family}; choose"
+    with pytest.raises(UserError, match=message):
+        writer.write(tmp_path / "there", open_any(tmp_path / "hf"), kind, Target())
+
+
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "olmoe-scaled"])
 def test_experts_of_a_layer_in_two_tensors_are_read(name: str, tmp_path: Path) -> None:
     """transformers 5 can save experts as it has them in memory."""

@@ -44,6 +44,8 @@ def large(model: str, **train: Any) -> Run:
         (large("qwen3-0.6b", **parallel(tp=2), micro_batch_size=8), 4),
         (large("smollm3-3b", **parallel(pp=2)), 4),
         (large("mistral-7b-v0.1", **parallel(cp=2)), 4),
+        (large("qwen3-30b-a3b", **parallel(tp=4, pp=2)), 16),
+        (large("mixtral-8x7b", **parallel(tp=2, cp=2), zero_stage=3), 8),
         (large("bert-base", objective="masked", sequence_length=512), 2),
         (large("t5-220m", objective="span_corruption", sequence_length=512, **parallel(tp=4)), 8),
         (large("biencoder-base", objective="ict", sequence_length=256), 2),

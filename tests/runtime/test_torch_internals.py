@@ -145,6 +145,25 @@ def test_onednn_linear() -> None:
     assert_close(y, F.linear(x, weight, bias))
 
 
+@pytest.mark.skipif(
+    not hasattr(F, "grouped_mm"), reason="needs a torch with grouped_mm: 2.10 or later"
+)
+def test_grouped_product() -> None:
+    called = []
+
+    class Calls(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, function: Any, _: Any, arguments: Any = (), options: Any = None
+        ) -> Any:
+            called.append(function)
+            return function(*arguments, **(options or {}))
+
+    ends = torch.tensor([2, 4], dtype=torch.int32)
+    with Calls():
+        F.grouped_mm(torch.zeros(4, 8), torch.zeros(2, 8, 8), offs=ends)
+    assert torch_internals.grouped_product.default in called
+
+
 class Shape(Tensor):
     """A tensor without data."""
 
