@@ -19,7 +19,7 @@ from tests.support.compositions import (
     learners,
     tasks,
 )
-from tests.support.drawn_compositions import TIMES, Drawing, drawing, learners_of_pairs
+from tests.support.drawn_compositions import Drawing, drawing, learners_of_pairs
 from tests.support.grids import cover
 from tests.support.paths import ROOT
 from tests.support.proved_compositions import assert_proved, shrunk
@@ -76,7 +76,7 @@ def test_a_thousand_compositions_train_as_one_process(thousand: Drawing, start: 
 
 @pytest.mark.grid
 def test_a_thousand_compositions_have_each_possible_pair_of_values(thousand: Drawing) -> None:
-    """Each pair that tokamake does not refuse is in several compositions; prints counts by axis."""
+    """Each pair that tokamake does not refuse is in two or more; prints counts by axis."""
     possible = {pair: n for pair, n in thousand.counts.items() if pair not in thousand.refused}
     by_axis: dict[str, list[int]] = {}
     for pair, count in possible.items():
@@ -85,7 +85,7 @@ def test_a_thousand_compositions_have_each_possible_pair_of_values(thousand: Dra
     print(f"{len(possible):,} possible pairs, {len(thousand.refused):,} refused")
     for axis, counts in sorted(by_axis.items()):
         print(f"{axis:50} {len(counts):6,} pairs, {min(counts):3} to {max(counts):4} times")
-    assert not {pair: n for pair, n in possible.items() if n < TIMES}
+    assert min(possible.values()) >= 2
     for pair, reason in thousand.refused.items():
         assert not thousand.counts[pair]
         assert ":" in reason, (pair, reason)  # the setting, and the reason; not the ranks here

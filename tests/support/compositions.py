@@ -109,6 +109,11 @@ TOGETHER: dict[tuple[str, Any], Values] = {
         }
         for name in INTERLEAVED
     },
+    ("parallel.virtual_pipeline_size", 2): {
+        "parallel.pipeline_parallel_size": 2,
+        "parallel.pipeline_schedule": INTERLEAVED[0],
+        "architecture.num_hidden_layers": 4,
+    },
     ("parallel.data_parallel_replicate_size", 2): {"zero_stage": 1, "data_parallel_size": 2},
     ("parallel.pipeline_layers", "uneven"): {"architecture.num_hidden_layers": 4},
     ("rampup_batch_size", "grows"): {"num_micro_batches": 4},

@@ -20,7 +20,7 @@ from tests.support.compositions import (
 )
 
 TIMES = 3
-"""Compositions that have each pair."""
+"""Compositions that are drawn for each pair, as far as their number allows."""
 USUAL_RANKS = (2, 2, 4, 4, 8)
 """Most ranks of a composition, unless its pair needs more."""
 _CONTEXTS = 40
