@@ -7,6 +7,8 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "merges.hpp"
@@ -69,29 +71,81 @@ class WordCache {
   std::vector<uint32_t> ids_;
 };
 
-// Byte-level BPE tokenizer. Not thread-safe.
-class ByteLevel {
+// Normalizes the clusters of a text that are not known to be normalized.
+//
+// A cluster is marked characters with the one before them. Text outside of clusters is normalized,
+// and no cluster depends on text around it.
+class Normalizer {
+ public:
+  // `marks` has a byte for each code point from 0 to 0x10FFFF, and is empty if nothing is marked.
+  explicit Normalizer(std::vector<uint8_t> marks);
+
+  // Returns the text with known clusters normalized; it may use `buffer`. Notes unknown clusters.
+  std::string_view normalize(std::string_view text, std::string& buffer);
+
+  void learn(std::string cluster, std::string normalized);
+
+  // Number of bytes in the clusters of a text.
+  size_t bytes_in_clusters(std::string_view text) const;
+
+  const std::unordered_set<std::string>& unknown() const { return unknown_; }
+  void forget_unknown() { unknown_.clear(); }
+  // Forgets all clusters if they are many.
+  void begin();
+
+ private:
+  template <typename Visit>
+  void clusters(std::string_view text, const Visit& visit) const;
+
+  std::vector<uint8_t> marks_;
+  std::unordered_map<std::string, std::string> known_;
+  std::unordered_set<std::string> unknown_;
+  std::string key_;
+};
+
+// Texts to find before anything else: from left to right, the longest at each place.
+class AddedTexts {
  public:
   struct Added {
     std::string text;
     uint32_t id;
   };
 
-  // `added` texts are found first: from left to right, the longest at each place. With
-  // `add_prefix_space`, text between them gets a space before it, unless it begins with one.
-  ByteLevel(PreTokenizer words, Merges merges, std::vector<Added> added, bool add_prefix_space);
+  explicit AddedTexts(std::vector<Added> added);
+
+  bool empty() const { return added_.empty(); }
+
+  // Calls `found` with the token of each text and `between` with the text around them, in order.
+  template <typename Found, typename Between>
+  void split(std::string_view text, const Found& found, const Between& between) const;
+
+ private:
+  const Added* at(std::string_view text) const;
+
+  std::vector<Added> added_;     // longest first
+  std::string beginnings_;       // distinct first bytes
+  std::vector<bool> may_begin_;  // by the first two bytes
+};
+
+// Byte-level BPE tokenizer. Not thread-safe.
+class ByteLevel {
+ public:
+  // `added` texts are found first, then the rest is normalized, and then `later` texts are found.
+  // With `add_prefix_space`, text between them gets a space before it, unless it begins with one.
+  // `whole` words have a token, whatever the merges.
+  ByteLevel(PreTokenizer words, Merges merges, std::unordered_map<std::string, uint32_t> whole,
+            AddedTexts added, AddedTexts later, Normalizer normalizer, bool add_prefix_space);
 
   // Encodes texts of valid UTF-8. Writes their concatenated tokens to `ids`, which has room for
   // `room_for` tokens, and the number of tokens of each text to `lengths`. Returns the number of
-  // all tokens.
+  // all tokens. They are wrong if the normalizer then has unknown clusters.
   size_t encode(const std::vector<std::string_view>& texts, uint32_t* ids, int64_t* lengths);
 
   // Upper bound of the tokens of some texts: one for each byte and each prefix space, and room for
   // the garbage of WordCache::write.
-  size_t room_for(size_t bytes, size_t texts) const {
-    const size_t spaces = !add_prefix_space_ ? 0 : added_.empty() ? texts : bytes;
-    return bytes + spaces + WordCache::kFew;
-  }
+  size_t room_for(const std::vector<std::string_view>& texts) const;
+
+  Normalizer& normalizer() { return normalizer_; }
 
  private:
   struct PendingWord {
@@ -101,15 +155,18 @@ class ByteLevel {
   };
 
   uint32_t* encode_text(std::string_view text, uint32_t* ids);
+  uint32_t* encode_normalized(std::string_view text, uint32_t* ids);
   uint32_t* encode_between(std::string_view text, uint32_t* ids);
   uint32_t* encode_pending(uint32_t* ids);
 
   PreTokenizer words_;
   Merges merges_;
-  std::vector<Added> added_;  // longest first
-  std::string beginnings_;    // distinct first bytes of added texts
+  std::unordered_map<std::string, uint32_t> whole_;
+  AddedTexts added_, later_;
+  Normalizer normalizer_;
   bool add_prefix_space_;
   WordCache cache_;
+  std::string normalized_;
   std::string prefixed_;
   std::array<PendingWord, 32> pending_;  // words whose cache lines are being prefetched
   size_t num_pending_ = 0;

@@ -1,74 +1,113 @@
-// Words of a text as GPT-2's pre-tokenizer splits it (Radford et al. 2019, its encoder.py):
-//   's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
-//
-// The expression is equivalent to rules about where a word begins. A letter, digit or sign begins a
-// word if the character before it has another class and is not a space (a single space belongs to
-// the word). White space begins a word at the first character of a run, and again at its last
-// character if something follows. The rules need one character on each side, so 64 bytes of ASCII
-// are classified together. Contractions are corrected afterwards: until then, their apostrophe is a
-// word of one sign.
+// Splits of a text into words by automata, which tokamake.data.tokenizers._patterns compiles from
+// the expressions of tokenizers.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
+#include "gpt2_words.hpp"
 #include "text.hpp"
 
 namespace tokamake {
 
-// Class of a code point in the expression, and values of the table of PreTokenizer.
-enum CharacterClass : uint8_t { kSign = 0, kLetter = 1, kDigit = 2, kWhiteSpace = 3 };
-
-class PreTokenizer {
+// One expression. Its leftmost matches, and the text between them, are words.
+//
+// A character has a class. An entry of `transitions` is for a state and a class; the last class is
+// the end of the text. Bit 0 of an entry: a match ends before this character. The other bits are
+// the index of the next state's first entry; 0 if no longer match is possible. State 1 is the
+// start.
+class Splitter {
  public:
-  // `classes` has an entry for each code point from 0 to 0x10FFFF. ASCII has Unicode's classes.
-  explicit PreTokenizer(std::vector<uint8_t> classes);
+  // `classes` has a class for each code point from 0 to 0x10FFFF, or for each of 256 bytes.
+  Splitter(std::vector<uint8_t> classes, std::vector<uint16_t> transitions, size_t num_classes,
+           bool keeps_matches, bool keeps_gaps);
 
-  // Calls `emit` with each word of a text of valid UTF-8, in order. The words concatenate to the
-  // text.
+  // Calls `emit` with each word of a text of valid UTF-8, in order.
   template <typename Emit>
   void split(std::string_view text, const Emit& emit) const {
-    Before before;
-    size_t begin = 0;
-    for (size_t at = 0; at < text.size(); at += kBlock) {
-      uint64_t starts = starts_in_block(text, at, before);
-      for (; starts != 0; starts &= starts - 1) {
-        const size_t end = at + static_cast<size_t>(__builtin_ctzll(starts));
-        if (end <= begin) continue;  // inside a contraction, or at the beginning of the text
-        const size_t size = word_size(text, begin, end);
-        emit(text.substr(begin, size));
-        begin += size;
+    const char* const end = text.data() + text.size();
+    const char* word = text.data();  // begin of the text since the last match
+    const auto view = [](const char* from, const char* to) {
+      return std::string_view(from, static_cast<size_t>(to - from));
+    };
+    for (const char* at = word; at < end;) {
+      if (!can_begin_[static_cast<uint8_t>(*at)]) {
+        ++at;
+        continue;
       }
+      const char* const after = match(at, end);
+      if (after == nullptr) {
+        ++at;  // bytes inside a character begin no match
+        continue;
+      }
+      if (word < at && keeps_gaps_) emit(view(word, at));
+      if (keeps_matches_) emit(view(at, after));
+      at = word = after;
     }
-    if (begin < text.size()) emit(text.substr(begin));
+    if (word < end && keeps_gaps_) emit(view(word, end));
   }
 
  private:
-  static constexpr size_t kBlock = 64;
-
-  // Class of the last character before a block, in bit 0 of each field. All 0 before the first
-  // block.
-  struct Before {
-    uint64_t letter = 0, digit = 0, sign = 0, white = 0, space = 0;
-  };
-
-  // Bit mask of the bytes of the block at `at` that begin a word, before contractions are
-  // corrected. Bit 0 is the first byte.
-  uint64_t starts_in_block(std::string_view text, size_t at, Before& before) const;
-  uint64_t starts_by_character(std::string_view text, size_t at, Before& before) const;
-  bool is_white_at(std::string_view text, size_t at) const;
-  CharacterClass class_at(std::string_view text, size_t at, size_t& size) const;
-
-  static size_t contraction_size(std::string_view text, size_t begin);
-  static size_t word_size(std::string_view text, size_t begin, size_t end) {
-    const size_t size = end - begin;
-    if (text[begin] != '\'' || size != 1) return size;
-    return contraction_size(text, begin);
+  // End of the match that begins at `at`, or null.
+  const char* match(const char* at, const char* end) const {
+    const uint16_t* const transitions = transitions_.data();
+    const char* after = nullptr;
+    size_t state = num_classes_ + 1;
+    while (at < end) {
+      const char* const here = at;
+      const auto byte = static_cast<uint8_t>(*at);
+      size_t kind = bytes_[byte];
+      if (byte < 0x80 || of_bytes_)
+        ++at;
+      else
+        kind = classes_[next_code_point(at)];
+      const uint16_t entry = transitions[state + kind];
+      after = entry & 1 ? here : after;
+      state = entry >> 1;
+      if (state == 0) return after;
+    }
+    return transitions[state + num_classes_] & 1 ? end : after;
   }
 
+  std::array<uint8_t, 256> bytes_;  // classes of bytes, or of ASCII
+  std::array<bool, 256> can_begin_ = {};
   std::vector<uint8_t> classes_;
+  std::vector<uint16_t> transitions_;
+  size_t num_classes_;  // without the end of the text
+  bool of_bytes_, keeps_matches_, keeps_gaps_;
+};
+
+// GPT-2's words, by vectors, or several splitters: each splits the words of the one before.
+class PreTokenizer {
+ public:
+  explicit PreTokenizer(Gpt2Words words);
+  explicit PreTokenizer(std::vector<Splitter> splitters);
+
+  // Calls `emit` with each word of a text of valid UTF-8, in order.
+  template <typename Emit>
+  void split(std::string_view text, const Emit& emit) const {
+    if (gpt2_words_)
+      gpt2_words_->split(text, emit);
+    else if (splitters_.size() == 1)
+      splitters_[0].split(text, emit);
+    else if (!text.empty())
+      split_from(0, text, emit);
+  }
+
+ private:
+  template <typename Emit>
+  void split_from(size_t number, std::string_view text, const Emit& emit) const {
+    if (number == splitters_.size()) return emit(text);
+    splitters_[number].split(text,
+                             [&](std::string_view word) { split_from(number + 1, word, emit); });
+  }
+
+  std::optional<Gpt2Words> gpt2_words_;
+  std::vector<Splitter> splitters_;
 };
 
 }  // namespace tokamake

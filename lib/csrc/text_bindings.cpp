@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -60,39 +62,78 @@ tokamake::Merges merges_of(const UInt32Array& bytes, const UInt32Array& merges) 
   return tokamake::Merges(singles, pairs);
 }
 
-std::unique_ptr<tokamake::ByteLevel> make(
-    const UInt8Array& classes, const UInt32Array& bytes, const UInt32Array& merges,
-    const std::vector<std::pair<std::string, uint32_t>>& added, bool add_prefix_space) {
-  std::vector<uint8_t> table(classes.data(), classes.data() + classes.size());
-  std::vector<tokamake::ByteLevel::Added> texts;
-  for (const auto& [text, id] : added) texts.push_back({text, id});
-  return std::make_unique<tokamake::ByteLevel>(tokamake::PreTokenizer(std::move(table)),
-                                               merges_of(bytes, merges), std::move(texts),
-                                               add_prefix_space);
+using UInt16Array = py::array_t<uint16_t, py::array::c_style>;
+using Ids = std::vector<std::pair<std::string, uint32_t>>;
+using Split = std::tuple<UInt8Array, UInt16Array, bool, bool>;
+
+std::vector<uint8_t> bytes_of(const UInt8Array& array) {
+  return std::vector<uint8_t>(array.data(), array.data() + array.size());
 }
 
-py::tuple encode_views(tokamake::ByteLevel& tokenizer, const std::vector<std::string_view>& views) {
-  const size_t bytes =
-      std::accumulate(views.begin(), views.end(), size_t{0},
-                      [](size_t sum, std::string_view view) { return sum + view.size(); });
+tokamake::PreTokenizer pre_tokenizer_of(const std::vector<Split>& splits,
+                                        const UInt8Array& gpt2_classes) {
+  if (gpt2_classes.size() > 0)
+    return tokamake::PreTokenizer(tokamake::Gpt2Words(bytes_of(gpt2_classes)));
+  std::vector<tokamake::Splitter> splitters;
+  for (const auto& [classes, transitions, keeps_matches, keeps_gaps] : splits) {
+    if (transitions.ndim() != 2 || transitions.shape(1) < 2)
+      throw std::invalid_argument("transitions must have two dimensions");
+    splitters.emplace_back(
+        bytes_of(classes),
+        std::vector<uint16_t>(transitions.data(), transitions.data() + transitions.size()),
+        static_cast<size_t>(transitions.shape(1)) - 1, keeps_matches, keeps_gaps);
+  }
+  return tokamake::PreTokenizer(std::move(splitters));
+}
+
+tokamake::AddedTexts added_of(const Ids& ids) {
+  std::vector<tokamake::AddedTexts::Added> texts;
+  for (const auto& [text, id] : ids) texts.push_back({text, id});
+  return tokamake::AddedTexts(std::move(texts));
+}
+
+std::unique_ptr<tokamake::ByteLevel> make(const std::vector<Split>& splits,
+                                          const UInt32Array& bytes, const UInt32Array& merges,
+                                          const std::vector<std::pair<py::bytes, uint32_t>>& whole,
+                                          const Ids& added, const Ids& later,
+                                          const UInt8Array& marks, const UInt8Array& gpt2_classes,
+                                          bool add_prefix_space) {
+  std::unordered_map<std::string, uint32_t> words;
+  for (const auto& [word, id] : whole) words.emplace(std::string(word), id);
+  return std::make_unique<tokamake::ByteLevel>(
+      pre_tokenizer_of(splits, gpt2_classes), merges_of(bytes, merges), std::move(words),
+      added_of(added), added_of(later), tokamake::Normalizer(bytes_of(marks)), add_prefix_space);
+}
+
+// Encodes texts. Normalizes unknown clusters by `normalize`, and encodes the texts again.
+py::tuple encode_views(tokamake::ByteLevel& tokenizer, const std::vector<std::string_view>& views,
+                       const py::function& normalize) {
   Int64Array lengths(static_cast<py::ssize_t>(views.size()));
-  UInt32Array ids(static_cast<py::ssize_t>(tokenizer.room_for(bytes, views.size())));
+  UInt32Array ids(static_cast<py::ssize_t>(tokenizer.room_for(views)));
   int64_t* to_lengths = lengths.mutable_data();
   uint32_t* to_ids = ids.mutable_data();
-  size_t tokens = 0;
-  {
-    py::gil_scoped_release release;
-    tokens = tokenizer.encode(views, to_ids, to_lengths);
+  auto& normalizer = tokenizer.normalizer();
+  normalizer.begin();
+  while (true) {
+    size_t tokens = 0;
+    {
+      py::gil_scoped_release release;
+      tokens = tokenizer.encode(views, to_ids, to_lengths);
+    }
+    if (normalizer.unknown().empty()) return py::make_tuple(cut(ids, tokens), lengths);
+    for (const auto& cluster : normalizer.unknown())
+      normalizer.learn(cluster, normalize(cluster).cast<std::string>());
+    normalizer.forget_unknown();
   }
-  return py::make_tuple(cut(ids, tokens), lengths);
 }
 
-py::tuple encode(tokamake::ByteLevel& tokenizer, const py::list& texts) {
-  return encode_views(tokenizer, views_of(texts));
+py::tuple encode(tokamake::ByteLevel& tokenizer, const py::list& texts,
+                 const py::function& normalize) {
+  return encode_views(tokenizer, views_of(texts), normalize);
 }
 
 py::tuple encode_utf8(tokamake::ByteLevel& tokenizer, const UInt8Array& utf8,
-                      const Int64Array& ends) {
+                      const Int64Array& ends, const py::function& normalize) {
   const auto* const text = reinterpret_cast<const char*>(utf8.data());
   std::vector<std::string_view> views;
   views.reserve(static_cast<size_t>(ends.size()));
@@ -103,18 +144,19 @@ py::tuple encode_utf8(tokamake::ByteLevel& tokenizer, const UInt8Array& utf8,
     views.emplace_back(text + begin, static_cast<size_t>(end - begin));
     begin = end;
   }
-  return encode_views(tokenizer, views);
+  return encode_views(tokenizer, views, normalize);
 }
 
 }  // namespace
 
 void bind_texts(py::module_& module) {
   module.def("json_texts", &json_texts, py::arg("lines"), py::arg("key"));
-  py::class_<tokamake::ByteLevel>(module, "ByteLevel",
-                                  "Byte-level BPE with GPT-2's pre-tokenization.")
-      .def(py::init(&make), py::arg("classes").noconvert(), py::arg("bytes").noconvert(),
-           py::arg("merges").noconvert(), py::kw_only(), py::arg("added"),
+  py::class_<tokamake::ByteLevel>(module, "ByteLevel", "Byte-level BPE.")
+      .def(py::init(&make), py::arg("splits"), py::arg("bytes").noconvert(),
+           py::arg("merges").noconvert(), py::kw_only(), py::arg("whole"), py::arg("added"),
+           py::arg("later"), py::arg("marks").noconvert(), py::arg("gpt2_classes").noconvert(),
            py::arg("add_prefix_space"))
-      .def("encode", &encode, py::arg("texts"))
-      .def("encode_utf8", &encode_utf8, py::arg("utf8").noconvert(), py::arg("ends").noconvert());
+      .def("encode", &encode, py::arg("texts"), py::arg("normalize"))
+      .def("encode_utf8", &encode_utf8, py::arg("utf8").noconvert(), py::arg("ends").noconvert(),
+           py::arg("normalize"));
 }

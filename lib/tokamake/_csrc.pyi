@@ -391,33 +391,51 @@ def json_texts(
     """
 
 class ByteLevel:
-    """Byte-level BPE with GPT-2's pre-tokenization."""
+    """Byte-level BPE."""
 
     def __init__(
         self,
-        classes: npt.NDArray[np.uint8],
+        splits: list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint16], bool, bool]],
         bytes: npt.NDArray[np.uint32],
         merges: npt.NDArray[np.uint32],
         *,
+        whole: list[tuple[bytes, int]],
         added: list[tuple[str, int]],
+        later: list[tuple[str, int]],
+        marks: npt.NDArray[np.uint8],
+        gpt2_classes: npt.NDArray[np.uint8],
         add_prefix_space: bool,
     ) -> None:
         """Start with an empty cache of words.
 
         Args:
-            classes: (0x110000,) class of each code point: 1 letter, 2 digit, 3 white space,
-                0 other.
+            splits: an expression each, as an `Automaton` of `data.tokenizers._patterns`, and
+                whether its matches and the text between them are words. Classes are of code
+                points, or of 256 bytes. Each split gets the words of the one before.
             bytes: (256,) tokens of single bytes.
             merges: (merges, 3) left, right and merged token, in order of rank.
-            added: added texts and their tokens; they are found before the text is split into words.
+            whole: words that have a token, whatever the merges.
+            added: added texts and their tokens; they are found before the text is normalized.
+            later: further ones that are found in normalized text.
+            marks: (0x110000,) characters that are normalized, with the one before; may be empty.
+            gpt2_classes: (0x110000,) class of each code point if the splits are GPT-2's expression
+                alone: 1 letter, 2 digit, 3 white space, 0 other; else empty. Faster than `splits`.
             add_prefix_space: start text between added tokens with a space.
         """
 
-    def encode(self, texts: list[str]) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """(tokens,) concatenated tokens of all texts, and (texts,) tokens of each text."""
+    def encode(
+        self, texts: list[str], normalize: Callable[[str], str]
+    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
+        """(tokens,) concatenated tokens of all texts, and (texts,) tokens of each text.
+
+        `normalize` gets marked characters, each time with the one before.
+        """
 
     def encode_utf8(
-        self, utf8: npt.NDArray[np.uint8], ends: npt.NDArray[np.int64]
+        self,
+        utf8: npt.NDArray[np.uint8],
+        ends: npt.NDArray[np.int64],
+        normalize: Callable[[str], str],
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
         """`encode` of (bytes,) concatenated texts in valid UTF-8, with the (texts,) end of each."""
 

@@ -1,5 +1,6 @@
 """The encoder gives the same tokens with every package, batch size and number of threads."""
 
+import json
 import queue
 import random
 import subprocess
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.conftest import documents
+from tests.support.gigatoken_texts import BYTES, byte_level, changed, sequence, split
 from tokamake.data.tokenize import encoder as tokenize_encoder
 from tokamake.data.tokenize.encoder import Encoded, Encoder, Mismatch
 from tokamake.data.tokenizers import Tokenizer, _gigatoken, open_tokenizer
@@ -145,6 +147,29 @@ def test_unsupported_tokenizers_use_their_own_package(
     assert rows(encoder(["Hellos world", "", "x"])) == [[3, 4, 5], [], [0]]
     assert encoder.name.split()[0] == "tokenizers"
     assert encoder.fallback_reason == "the model's type is 'WordPiece'"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "package"),
+    [
+        ("normalizer", {"type": "NFC"}, "tokamake"),
+        ("normalizer", {"type": "Lowercase"}, "tokenizers"),
+        ("pre_tokenizer", sequence(split(), BYTES), "gigatoken"),
+        ("pre_tokenizer", sequence(split(regex=r"\p{L}+|\S"), BYTES), "tokamake"),
+    ],
+)
+def test_each_tokenizer_gets_its_fastest_exact_encoder(
+    tmp_path: Path, from_first_text: None, path: str, value: object, package: str
+) -> None:
+    (tmp_path / "tokenizer.json").write_text(json.dumps(changed(byte_level(), path, value)))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+    tokenizer = open_tokenizer(tmp_path)
+    encoder = Encoder(tokenizer, workers=1)
+    texts = ["e\u0301", "the Å", "x\n  y"]
+    assert rows(encoder(texts)) == tokenizer.encode_batch(texts)
+    assert encoder.name.split()[0] == package
+    is_reference = package == "tokenizers"
+    assert encoder.fallback_reason == ("its normalizer is Lowercase" if is_reference else "")
 
 
 def wrong(monkeypatch: pytest.MonkeyPatch, which: str) -> None:

@@ -104,10 +104,14 @@ class Encoder:
         """Why no fast encoder can be used, as a clause; empty if one can."""
         with self._lock:
             if self._fallback_reason is None:
-                if not byte_level.refusal(self._tokenizer):
-                    self._fast_class, reason = ByteLevelEncoder, ""
-                else:
-                    reason = gigatoken.refusal(self._tokenizer)
+                # Where both are exact, gigatoken is faster for all expressions but GPT-2's.
+                reason = gigatoken.refusal(self._tokenizer)
+                if reason or byte_level.is_fastest(self._tokenizer):
+                    own_reason = byte_level.refusal(self._tokenizer)
+                    if not own_reason:
+                        self._fast_class, reason = ByteLevelEncoder, ""
+                    elif self._tokenizer.package == "tokenizers":
+                        reason = reason and own_reason
                 if not reason:
                     reuse_memory()
                 self._fallback_reason = reason

@@ -1,4 +1,4 @@
-"""Rules that decide which tokenizers lib/csrc or gigatoken encodes exactly like their own package.
+"""Rules that decide which tokenizers gigatoken encodes exactly like their own package.
 
 The functions read a tokenizer.json or a SentencePiece model and return why it is refused. Anything
 not known to be exact is refused. test_byte_level.py and test_gigatoken*.py compare the tokens.
@@ -40,7 +40,6 @@ _ALLOWED_MODEL = {
     "continuing_subword_prefix": (None, ""),
     "end_of_word_suffix": (None, ""),
 }
-_MAX_ADDED = 100  # lib/csrc compares all added tokens at each position where one may begin
 _MAX_PAIRS = 100_000  # of added tokens; more take too long to compare
 _SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
 _SPACE_NORMALIZERS: tuple[Json, ...] = (
@@ -66,56 +65,25 @@ def json_refusal(text: bytes) -> str:
     """
     tokenizer = json.loads(text)
     model, normalizer = tokenizer["model"], tokenizer.get("normalizer")
-    reason = _model_refusal(model)
+    reason = model_refusal(model)
     if not reason and model.get("byte_fallback"):
         reason = _byte_fallback_refusal(normalizer, tokenizer.get("pre_tokenizer"), model=model)
     elif not reason:
         reason = f"it normalizes text ({normalizer['type']})" if normalizer else ""
         reason = reason or _split_refusal(tokenizer.get("pre_tokenizer"))
-    return reason or _added_refusal(tokenizer)
-
-
-def byte_level_refusal(text: bytes) -> str:
-    """Return why lib/csrc may not be exact for a tokenizer.json; empty if it is exact."""
-    tokenizer = json.loads(text)
-    model, added = tokenizer["model"], tokenizer.get("added_tokens") or []
-    if reason := _model_refusal(model):
-        return reason
-    checks = {
-        "it normalizes text": tokenizer.get("normalizer"),
-        "it splits unknown characters into bytes": model.get("byte_fallback"),
-        "it does not apply merges to words of its vocabulary": model.get("ignore_merges"),
-        "it does not split words as GPT-2": not _splits_as_gpt2(tokenizer.get("pre_tokenizer")),
-        "a byte is not in its vocabulary": not {*byte_alphabet().values()} <= {*model["vocab"]},
-        "it has many added tokens": len(added) > _MAX_ADDED,
-    }
-    return _first(checks) or _added_refusal(tokenizer)
+    return reason or added_refusal(tokenizer) or _order_refusal(tokenizer)
 
 
 def _first(checks: dict[str, Any]) -> str:
     return next((reason for reason, holds in checks.items() if holds), "")
 
 
-def _model_refusal(model: Json) -> str:
+def model_refusal(model: Json) -> str:
+    """Return why a model is no BPE whose tokens depend on the words alone."""
     for key, allowed in _ALLOWED_MODEL.items():
         if model.get(key) not in allowed:
             return f"the model's {key} is {model.get(key)!r}"
     return ""
-
-
-def _splits_as_gpt2(pre_tokenizer: Json | None) -> bool:
-    match pre_tokenizer:
-        case {"type": "ByteLevel", **options}:
-            return bool(options.get("use_regex", True))
-        case {
-            "type": "Sequence",
-            "pretokenizers": [
-                {"pattern": {"Regex": regex}, "behavior": "Isolated"},
-                {"type": "ByteLevel"},
-            ],
-        }:
-            return regex == REGEXES["GPT-2"] and not _split_refusal(pre_tokenizer)
-    return False
 
 
 def _byte_fallback_refusal(
@@ -154,9 +122,9 @@ def _split_refusal(pre_tokenizer: Json | None) -> str:
     return "its pre_tokenizer is not known to be exact"
 
 
-def _added_refusal(tokenizer: Json) -> str:
-    added = tokenizer.get("added_tokens") or []
-    ids, normalizes = tokenizer["model"]["vocab"], tokenizer.get("normalizer") is not None
+def added_refusal(tokenizer: Json) -> str:
+    """Return why added tokens may be found in another way than by their texts alone."""
+    added, ids = tokenizer.get("added_tokens") or [], tokenizer["model"]["vocab"]
     if any(ids.get(token["content"], token["id"]) != token["id"] for token in added):
         return "an added token has another number in the vocabulary"
     for token in added:
@@ -165,6 +133,13 @@ def _added_refusal(tokenizer: Json) -> str:
                 return f'the added token "{token["content"]}" has {flag}'
         if not token["content"]:
             return "an added token is empty"
+    return ""
+
+
+def _order_refusal(tokenizer: Json) -> str:
+    """Return why gigatoken may find other added tokens."""
+    added, normalizes = tokenizer.get("added_tokens") or [], tokenizer.get("normalizer") is not None
+    for token in added:
         if token.get("normalized") and normalizes:
             return f'the added token "{token["content"]}" is searched for in normalized text'
     # `tokenizers` searches twice: first for the tokens that are not normalized, then for the rest.
