@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tokamake.data.filters._characters import MARK, PUNCTUATION, SENTENCE_END, SIGN, SYMBOL
-from tokamake.data.tokenizers._byte_level import RANGES
+from tokamake.data.filters._characters import LETTER, MARK, PUNCTUATION, SENTENCE_END, SIGN, SYMBOL
 
 
 def _class(ranges: str) -> str:
@@ -18,7 +17,7 @@ def _class(ranges: str) -> str:
     return "".join("-".join(span) for span in spans)
 
 
-_LETTERS = _class(RANGES[1])
+_LETTERS = _class(LETTER)
 _MARK = f"[{_class(MARK)}{_class(SYMBOL)}]"
 _FRONT = re.compile(rf"\.\.+|{_MARK}|[{_class(SIGN)}]")
 _LETTER_DOT = rf"(?<![.\n][{_LETTERS}])(?<!\.)\.(?!\.)"  # a line feed stands before the text
