@@ -55,6 +55,8 @@ def refusal(tokenizer: Tokenizer) -> str:
         _rules(tokenizer.definition())
     except Unsupported as error:
         return str(error)
+    except (KeyError, TypeError, ValueError) as error:  # a later version of tokenizer.json
+        return f"its definition has an unknown form ({error!r})"
     return ""
 
 

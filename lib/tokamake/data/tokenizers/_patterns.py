@@ -167,18 +167,18 @@ class _Parser:
                 raise Unsupported(f"its expression has {found[0]!r}")
             self._left = repeated + self._left[found.end() :]
             item = (
-                self._possessive(item, *counts)
+                self._possessive(item, counts)
                 if suffix and not repeated
                 else ("times", item, *counts)
             )
         return item
 
-    def _possessive(self, item: Node, low: int, high: int | None) -> Node:
+    def _possessive(self, item: Node, counts: tuple[int, int | None]) -> Node:
         """A repetition that never gives a character back: no further one may follow it."""
         if item[0] != "one":
             raise Unsupported("its expression has a possessive quantifier")
         ends = ("next", item[1], False, True)
-        return ("any", item, ends) if high == 1 else ("all", ("times", item, low, high), ends)
+        return ("any", item, ends) if counts[1] == 1 else ("all", ("times", item, *counts), ends)
 
     def _class(self) -> int:
         """Number of the character class that comes next."""
@@ -281,7 +281,7 @@ def _transitions(program: list[Node], members: NDArray[np.bool_]) -> NDArray[np.
         row = []
         for kind in range(width):
             contains = (lambda _: False) if kind == width - 1 else members[:, kind].__getitem__
-            following, is_match = _step(program, state, contains, at_end=kind == width - 1)
+            following, is_match = _step(program, state, contains=contains, at_end=kind == width - 1)
             if following not in states:
                 states[following] = len(states)
                 queue.append(following)
@@ -295,8 +295,8 @@ def _transitions(program: list[Node], members: NDArray[np.bool_]) -> NDArray[np.
 def _step(
     program: list[Node],
     state: tuple[int, ...],
-    contains: Callable[[int], bool],
     *,
+    contains: Callable[[int], bool],
     at_end: bool,
 ) -> tuple[tuple[int, ...], bool]:
     """The state after a character of the sets that `contains` names, and whether a match ends."""
