@@ -16,7 +16,11 @@ from tokamake.data.tokenizers._patterns import Unsupported
 
 Normalize = Callable[[str], str]
 _FORMS = ("NFC", "NFD", "NFKC", "NFKD")
-_POINTS = [*range(0xD800), *range(0xE000, 0x110000)]
+_POINTS = [
+    *range(0xD800),
+    *range(0xE000, 0x40000),
+    *range(0xE0000, 0xE1000),
+]  # others are unassigned
 _HIGHEST_CLASS = "\u0345"  # of marks, by which they are ordered
 
 
