@@ -182,6 +182,9 @@ def test_epochs_of_the_table_and_splits_without_documents(
     stated = [text for text in found["warnings"] if "the table states 2" in text]
     assert len(stated) == 1
     assert sum("would have no document" in text for text in found["warnings"]) == 2
+    planned = snakemake(workspace_here, "-n", *MINE, "data")
+    assert "count_ids" in planned.stdout, planned.stdout + planned.stderr
+    assert "train_tokenizer" not in planned.stdout
 
 
 def test_a_dry_run_ends_with_the_estimate(workspace_here: Path, built: Path) -> None:

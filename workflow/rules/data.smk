@@ -19,9 +19,13 @@ if CONFIG.shared.sample_corpus:
 
 
 if CONFIG.given_tokenizer is None:
+    # Text that is token ids trains none: its job writes down the number of ids.
+    TOKENIZER_JOB = "count_ids" if CONFIG.shared.tokenizer.has_ids else "train_tokenizer"
 
     rule train_tokenizer:
         "Train a tokenizer on the raw corpora."
+        name:
+            TOKENIZER_JOB
         input:
             data_rules.tokenizer_corpus(),
             data_rules.tokenizer_downloads(),
@@ -29,9 +33,9 @@ if CONFIG.given_tokenizer is None:
         output:
             CONFIG.tokenizer_files,
         log:
-            f"{DATA_SET.logs}/train_tokenizer.log",
+            f"{DATA_SET.logs}/{TOKENIZER_JOB}.log",
         benchmark:
-            f"{DATA_SET.benchmarks}/train_tokenizer.tsv"
+            f"{DATA_SET.benchmarks}/{TOKENIZER_JOB}.tsv"
         conda:
             ENVIRONMENT
         params:

@@ -209,12 +209,6 @@ def _check_braces(run: Config, where: str) -> None:
 
 def _report(config: WorkflowConfig) -> None:
     """Say how a config is understood where a user may expect something else."""
-    if config.shared.tokenizer.has_ids and not Path(config.tokenizer_files[0]).exists():
-        print(
-            "tokamake: tokenizer.kind is ids: the job train_tokenizer trains nothing; it writes "
-            f"{config.tokenizer_files[0]} for text that is token ids",
-            file=sys.stderr,
-        )
     _report_lists({run.weights: config.tables[name] for name, run in config.runs.items()})
     _report_evaluation(
         {
