@@ -123,7 +123,9 @@ def test_a_job_uses_the_plan_of_the_start_of_its_run(batched: Path) -> None:
 @pytest.mark.slow
 def test_duplicate_documents_are_left_out(tmp_path: Path, sampled: Path) -> None:
     make_workspace(tmp_path)
-    (tmp_path / "corpora.tsv").write_text("corpus\tfiles\tweight\nweb\traw\t1\n")
+    (tmp_path / "corpora.tsv").write_text(
+        "corpus\tfiles\tweight\tkeep_copies\nweb\traw\t1\t\nbooks\traw/2.jsonl\t1\ttrue\n"
+    )
     config = {
         **CONFIG,
         "sample_corpus": {},
@@ -140,11 +142,12 @@ def test_duplicate_documents_are_left_out(tmp_path: Path, sampled: Path) -> None
     of_near_duplicates = {"sign_documents": 3, "find_near_duplicates": 1}
     of_repeats = {"hash_passages": 3, "find_repeats": 1}
     found = {**of_duplicates, **of_near_duplicates, **of_repeats}
-    assert planned == {**ONE_OF_EACH, **found, "tokenize": 3}
+    assert planned == {**ONE_OF_EACH, **found, "tokenize": 4, "merge": 2}
     assert snakemake(tmp_path, *MINE, "data").returncode == 0
-    (metadata,) = json.loads((tmp_path / "results/data/metadata.json").read_text())
+    books, web = json.loads((tmp_path / "results/data/metadata.json").read_text())
     names = ("documents_in", "total_num_docs", "duplicate_documents", "near_duplicate_documents")
-    assert [metadata[name] for name in names] == [53, 20, 33, 0]
+    assert [web[name] for name in names] == [53, 20, 33, 0]
+    assert [books.get(name, 0) for name in names] == [18, 18, 0, 0]
     assert "Nothing to be done" in snakemake(tmp_path, *MINE, "data").stderr
 
 

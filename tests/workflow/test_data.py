@@ -128,6 +128,19 @@ def test_repeats_are_found_in_all_corpora_or_in_each(scope: str, name: str) -> N
     assert rules.hashed_passages(wildcards(scope=name)) == expected
 
 
+def test_a_corpus_that_keeps_copies_has_no_job_of_them() -> None:
+    write_raw("web.jsonl", "x.jsonl")
+    table = "corpus\tfiles\tweight\tkeep_copies\nweb\traw/web.jsonl\t1\t\nx\traw/x.jsonl\t1\ttrue\n"
+    asked = {"deduplicate": "data", "near_duplicates": "fineweb", "repeats": "lines"}
+    rules = make_rules(table=table, tokenize=asked)
+    kept, compared = wildcards(batch="x-00000"), wildcards(batch="web-00000")
+    assert rules.corpus_duplicates(kept) == rules.corpus_repeats(kept) == []
+    assert len(rules.corpus_duplicates(compared) + rules.corpus_repeats(compared)) == 3
+    everything = wildcards(scope="all")
+    for files in (rules.corpus_hashes, rules.signed_documents, rules.hashed_passages):
+        assert [Path(path).stem for path in files(everything)] == ["web-00000"]
+
+
 # Damaged datasets
 
 

@@ -38,7 +38,7 @@ from tokamake.preflight.run_record import RunRecord, record_path, weight_setting
 
 OF_MANIFEST = ("append_eod", "prepend_bos", "split_sentences", "special_tokens_in_text")
 """Settings of `tokenize` that the manifest of a dataset states."""
-_OF_CORPUS = ("format", "text_key", "template", "filters")
+_OF_CORPUS = ("format", "text_key", "template", "filters", "keep_copies")
 """Columns of the table of corpora that decide the tokens."""
 _OF_TOKENIZER = ("kind", "vocab_size", "eod", "special_tokens", "train_bytes")
 

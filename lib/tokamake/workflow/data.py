@@ -153,13 +153,13 @@ class DataRules:
         return [self._data_set.batch_file("merge", batch) for batch in self._config.merge_batches]
 
     def corpus_hashes(self, wildcards: Any) -> list[str]:
-        """Hashes of the documents of a corpus, or of all corpora, in their order."""
+        """Hashes of the documents of a corpus, or of all compared corpora, in their order."""
         is_whole = self._config.shared.tokenize.deduplicate == "data"
         batches = self._batches_of(None if is_whole else wildcards.scope)
         return [f"{self._data_set.folder}/hashes/{batch}.rows" for batch in batches]
 
     def signed_documents(self, wildcards: Any) -> list[str]:
-        """Band keys of the documents of a corpus, or of all corpora in their order."""
+        """Band keys of the documents of a corpus, or of all compared corpora in their order."""
         folder = f"{self._data_set.folder}/near_duplicates/signed"
         near = self._config.shared.tokenize.near_duplicates
         is_whole = near is not None and near.scope == "data"
@@ -167,29 +167,36 @@ class DataRules:
         return [f"{folder}/{batch}.rows" for batch in batches]
 
     def _batches_of(self, corpus: str | None) -> list[str]:
-        """Names of the `tokenize` batches of a corpus; None: of all corpora."""
+        """Names of the `tokenize` batches of a corpus; None: of all corpora that are compared."""
         if corpus is not None:
             return self._corpus_batches.get(corpus, [])
-        return [batch for batches in self._corpus_batches.values() for batch in batches]
+        return [batch for name in self._compared for batch in self._corpus_batches[name]]
+
+    @cached_property
+    def _compared(self) -> list[str]:
+        """Corpora whose documents are compared with others, to drop copies."""
+        corpora = self._config.corpora
+        return [name for name in self._corpus_batches if not corpora[name].keep_copies]
 
     def equal_documents(self, wildcards: Any) -> list[str]:
         """File of documents of a corpus that equal earlier ones, if the config asks for it."""
-        if not (deduplicate := self._config.shared.tokenize.deduplicate):
+        corpus, deduplicate = corpus_of(wildcards.batch), self._config.shared.tokenize.deduplicate
+        if not deduplicate or corpus not in self._compared:
             return []
-        scope = ALL if deduplicate == "data" else corpus_of(wildcards.batch)
+        scope = ALL if deduplicate == "data" else corpus
         return [f"{self._data_set.folder}/duplicates/{scope}.rows"]
 
     def corpus_duplicates(self, wildcards: Any) -> list[str]:
         """Files of documents of a corpus to leave out, if the config asks for deduplication."""
         corpus, tokenize = corpus_of(wildcards.batch), self._config.shared.tokenize
         paths = self.equal_documents(wildcards)
-        if near := tokenize.near_duplicates:
+        if (near := tokenize.near_duplicates) and corpus in self._compared:
             scope = ALL if near.scope == "data" else corpus
             paths.append(f"{self._data_set.folder}/near_duplicates/{scope}.rows")
         return paths
 
     def hashed_passages(self, wildcards: Any) -> list[str]:
-        """Passages of the documents of a corpus, or of all corpora in their order."""
+        """Passages of the documents of a corpus, or of all compared corpora in their order."""
         folder = f"{self._data_set.folder}/repeats/hashed"
         repeats = self._config.shared.tokenize.repeats
         is_whole = repeats is not None and repeats.scope == "data"
@@ -198,9 +205,10 @@ class DataRules:
 
     def corpus_repeats(self, wildcards: Any) -> list[str]:
         """File of text to cut out of a corpus, if the config asks for it."""
-        if not (repeats := self._config.shared.tokenize.repeats):
+        corpus, repeats = corpus_of(wildcards.batch), self._config.shared.tokenize.repeats
+        if not repeats or corpus not in self._compared:
             return []
-        scope = ALL if repeats.scope == "data" else corpus_of(wildcards.batch)
+        scope = ALL if repeats.scope == "data" else corpus
         return [f"{self._data_set.folder}/repeats/{scope}.rows"]
 
     def corpus_options(self, wildcards: Any) -> list[str]:
@@ -241,8 +249,8 @@ class DataRules:
         """Whether corpora that `deduplicate` compares with each other have different filters."""
         if self._config.shared.tokenize.deduplicate != "data":
             return False
-        first, *others = map(self._config.filters, self._corpus_batches)
-        return any(filters != first for filters in others)
+        filters = [*map(self._config.filters, self._compared)]
+        return any(each != filters[0] for each in filters)
 
     def shards_digest(self, wildcards: Any) -> str:
         """Digest of the shards of a job batch, and of their raw files' sizes and times."""

@@ -97,6 +97,9 @@ class Corpus(Settings):
     filters: Filters | None = None
     """Filters of the documents instead of tokenize.filters: length: {min_characters: 200}, regex:
     {drop: lorem ipsum}; [] for none."""
+    keep_copies: bool = False
+    """true: tokenize.deduplicate, near_duplicates and repeats leave the corpus as it is, and do not
+    compare other corpora with it."""
     sets: Annotated[str, AfterValidator(_sets)] = ""
     """Sets that use the corpus, instead of train.split: train, test, and any other name for a
     validation split; each uses all documents or a part: train=0:0.95 valid=0.95:1."""
@@ -148,9 +151,8 @@ class Corpus(Settings):
 
     @model_validator(mode="after")
     def _check_indexed(self) -> "Corpus":
-        given = [
-            name for name in ("text_key", "template", "filters") if name in self.model_fields_set
-        ]
+        of_text = ("text_key", "template", "filters", "keep_copies")
+        given = [name for name in of_text if name in self.model_fields_set]
         if self.has_pairs:
             given.remove("text_key")
         if self.is_indexed and (given := [name for name in given if getattr(self, name)]):
@@ -242,7 +244,7 @@ def _place(row: Corpus, other: Corpus) -> str:
     return f"line {row.where.rpartition(':')[2]}" if is_same else row.where
 
 
-_DATA_COLUMNS = ("files", "format", "text_key", "template", "filters")
+_DATA_COLUMNS = ("files", "format", "text_key", "template", "filters", "keep_copies")
 """Columns that decide the tokens of a corpus."""
 
 
