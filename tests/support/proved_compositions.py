@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable
+from itertools import combinations
 
 import pytest
 import torch
@@ -46,13 +47,29 @@ Fails = Callable[[Composition], object]
 
 
 def shrunk(composition: Composition, fails: Fails) -> Composition:
-    """The smallest composition that still fails: each axis in turn gets its default."""
-    for axis in [*composition.values]:
-        values = {name: value for name, value in composition.values.items() if name != axis}
-        smaller = composition._replace(values=values)
-        if not smaller.refusal and fails(smaller):
+    """The smallest composition that still fails: axes get their defaults.
+
+    Each axis in turn, then axes together that need each other, such as the size and the schedule of
+    a pipeline.
+    """
+    needed = []
+    for axis in composition.values:
+        smaller = _without(composition, {axis})
+        if smaller.refusal:
+            needed.append(axis)
+        elif fails(smaller):
             return shrunk(smaller, fails)
+    for size in range(2, len(needed) + 1):
+        for axes in combinations(needed, size):
+            smaller = _without(composition, {*axes})
+            if not smaller.refusal and fails(smaller):
+                return shrunk(smaller, fails)
     return composition
+
+
+def _without(composition: Composition, axes: set[str]) -> Composition:
+    values = {name: value for name, value in composition.values.items() if name not in axes}
+    return composition._replace(values=values)
 
 
 def assert_proved(compositions: Iterable[Composition]) -> None:

@@ -84,6 +84,7 @@ UNREACHED = {
     "estimate/run.py": "estimates for GPUs",
     "optim/adamw_8bit.py": "compiled updates: the stand-in has no compiler",
     "parallel/attention.py": "the kernel of flash attention for documents; a mask plays it above",
+    "parallel/grouped_linear.py": "the kernel of products of groups; masks play it above",
     "parallel/loss.py": "the compiled loss",
     "parallel/ring_kernels.py": "fused kernels of ring attention",
     "runtime/device.py": "back ends of torch.distributed, and the memory of a device",

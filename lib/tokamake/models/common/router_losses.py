@@ -115,8 +115,8 @@ class RouterLosses:
             return measured.new_zeros(())
         self._measured.setdefault(layer, []).append(measured)
         # Tensor-parallel ranks compute the same losses, and add up gradients of scores and states.
-        each = factor / self._mesh.tensor.size
-        return torch.as_tensor(each, dtype=torch.float32, device=measured.device)
+        # A copy of a number of the host would wait for the device.
+        return (measured.new_ones(()) * (factor / self._mesh.tensor.size)).float()
 
     def keep(self, number: int) -> None:
         """Drop measurements before the last `number` micro batches."""
