@@ -61,9 +61,9 @@ def stratified() -> list[Composition]:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(6))
 def test_compositions_train_as_one_process(part: int) -> None:
-    assert_proved(stratified()[part::4])
+    assert_proved(stratified()[part::6])
 
 
 @pytest.mark.ranks

@@ -192,6 +192,7 @@ def test_sentences_are_refused_for_a_run_but_not_for_its_data(tmp_path: Path) ->
     assert jobs(snakemake(folder, "-n", *MINE, "data"))["tokenize"] > 1
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_the_workflow_extends_the_tokenizer_and_indexes_samples(tmp_path: Path) -> None:
     """The dry run would refuse the family of the test's model, so the jobs are asked for alone."""

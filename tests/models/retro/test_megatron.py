@@ -92,6 +92,7 @@ def test_logits_and_gradients_equal_megatron_core(name: str, theirs: Path, tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.grid
 def test_checkpoints_of_megatron_core_are_read_and_written(theirs: Path) -> None:
     unpadded = Target(make_vocab_size_divisible_by=32)
     for name in retro_core.CASES:
