@@ -2,8 +2,8 @@
 
 `compile_pattern` turns an expression into a table for lib/csrc/pretokens.hpp. The installed package
 `tokenizers` itself says which code points a character class matches, so its Unicode version does
-not matter. Matches are those of its regular expression engine (Oniguruma): the leftmost one, by
-the first alternative. What cannot be compiled raises `Unsupported`.
+not matter. Matches equal those of the package's engine, Oniguruma: leftmost, and the first
+alternative wins. Constructs that cannot be compiled raise `Unsupported`.
 """
 
 import re
@@ -59,7 +59,7 @@ def compile_pattern(expression: str) -> Automaton:
 
 
 def of_all_points(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """(0x110000,) values of all code points from those of _TEXT."""
+    """(0x110000,) value of each code point, from one value for each character of _TEXT."""
     everywhere = np.full(0x110000, values[-2], np.uint8)
     everywhere[_POINTS] = values[:-2]
     for plane in _PRIVATE_PLANES:

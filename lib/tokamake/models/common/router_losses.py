@@ -132,7 +132,7 @@ class RouterLosses:
         The sum over all ranks is the input of `read`.
         """
         sums = torch.zeros(self._shape, device=self._device)
-        if self._mesh.tensor.rank == 0:  # the others have the same
+        if self._mesh.tensor.rank == 0:  # tensor-parallel ranks measure the same
             for layer, measured in self._measured.items():
                 sums[layer] = torch.stack(measured).sum(0)
         self.forget()
