@@ -169,6 +169,9 @@ TESTED_THROUGH = {
     "preflight/test_run.py": ["preflight/data", "preflight/model"],
     "workflow/test_config.py": ["preflight/planned"],
     "workflow/test_detoxify.py": ["preflight/detoxify"],
+    "preflight/test_initial_experts.py": [
+        *("preflight/other_family", "train/backends/_initial_experts"),
+    ],
     "train/test_trainer_hooks.py": ["train/hooks/__init__"],
     "train/test_trainer.py": ["train/index_sampler", "train/sampler"],
     "prove/test_comparison.py": [

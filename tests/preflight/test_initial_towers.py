@@ -25,7 +25,7 @@ from tokamake.preflight.initial_checkpoint import (
     describe_initial_checkpoint,
     initial_architecture,
 )
-from tokamake.preflight.initial_towers import tower_note
+from tokamake.preflight.other_family import start_note
 
 BERT = berts.bert(vocab_size=120, max_position_embeddings=32)
 TOWERS = {"vocab_size": 120, "max_position_embeddings": 32}
@@ -149,9 +149,9 @@ def test_a_resolved_run_is_of_other_sizes_than_its_checkpoint(run: Run) -> None:
 
 
 def test_a_line_names_dropped_and_new_tensors() -> None:
-    assert tower_note(BERT, SHAPES["separate"], source="start") == (
+    assert start_note(BERT, SHAPES["separate"], source="start") == (
         "start: its bert starts each tower, without masked_token_head, pooler, "
         "sentence_order_head, with a new projection"
     )
-    plain = tower_note(BERT, SHAPES["shared"], source="start")
+    plain = start_note(BERT, SHAPES["shared"], source="start")
     assert plain.endswith("without masked_token_head, pooler, sentence_order_head")

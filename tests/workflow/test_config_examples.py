@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as arrow
 import pyarrow.parquet as parquet
 import pytest
+import torch
 import yaml
 
 from tests.support import pages
@@ -14,7 +15,11 @@ from tests.support.paths import ROOT
 from tests.support.readings import PACK
 from tests.support.sentence_data import SentenceData
 from tests.support.workflows import ARCHITECTURE
+from tokamake.checkpoint import model_tensors
+from tokamake.checkpoint.hf import format as hf_format
 from tokamake.checkpoint.init_model import init_model
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
+from tokamake.checkpoint.tensors.source import TensorSource
 from tokamake.config.architecture_files import read_architecture
 from tokamake.config.runs import read_runs
 from tokamake.config_files import read_table
@@ -25,6 +30,8 @@ QUICK = ("gpt3-175b", "llama-aurora")
 """Those that `make test` plans; `make test-all` plans all."""
 MARKS = {"retro": [pytest.mark.extra("retrieval", "faiss")]}
 PROFILE = re.compile(r"# Profile: .*profiles/(\w+)\W.*`train: (\{.*\})`")
+SITES = ("aurora", "polaris")
+"""Profiles whose jobs need a queue and file systems."""
 TARGETS = {"gpt3-sizes": "results/gpt3-18.4b/train.json"}
 
 
@@ -55,9 +62,24 @@ def clone(tmp_path: Path, sampled: Path, sentences: SentenceData) -> Path:
     prompts.parent.mkdir()
     prompts.write_text('{"prompt": {"text": "planned only", "toxicity": null}}\n')
     (clone / "tokenizers").mkdir()
-    (clone / "tokenizers/gpt2").symlink_to(tokenizer)
+    for name in ("gpt2", "dolma2"):
+        (clone / "tokenizers" / name).symlink_to(tokenizer)
     (clone / "tokenizers/bert-base-uncased").symlink_to(sentences.tokenizer)
     return clone
+
+
+def write_hollow(name: str, models: Path, tokenizer: Path) -> None:
+    """A published model's folder with its tokenizer; its weights are a hole in a file."""
+    architecture = read_architecture(ROOT / f"config/models/{name}.yaml")
+    shapes = {key: tuple(size) for key, size in model_tensors.weight_shapes(architecture).items()}
+    element = torch.zeros(())
+    source = TensorSource([], {}, in_memory={k: element.expand(s) for k, s in shapes.items()})
+    folder = models / name
+    folder.mkdir()
+    checkpoint = Checkpoint("hf", folder, architecture, source)
+    hf_format.lay_out(folder, checkpoint, target=Target())
+    for file in tokenizer.glob("tokenizer*.json"):
+        (folder / file.name).symlink_to(file)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +91,7 @@ def clone(tmp_path: Path, sampled: Path, sentences: SentenceData) -> Path:
         for each in EXAMPLES
     ],
 )
-def test_an_example_plans_its_jobs(clone: Path, name: str) -> None:
+def test_an_example_plans_its_jobs(clone: Path, name: str, sampled: Path) -> None:
     text = (ROOT / f"config/examples/{name}.yaml").read_text()
     header = PROFILE.search(text)
     assert header
@@ -82,6 +104,8 @@ def test_an_example_plans_its_jobs(clone: Path, name: str) -> None:
             seed=1,
             output=clone / "models/bert-base",
         )
+    for published in re.findall(r"checkpoint: models/(qwen[\w.-]+)", text):
+        write_hollow(published, clone / "models", sampled / "tokenizer")
     table = read_table(clone / yaml.safe_load(text)["corpora"], setting="corpora", row="corpus")
     for row in table.rows.values():
         if not row["files"].startswith("results/"):  # a rule makes it
@@ -97,7 +121,7 @@ def test_an_example_plans_its_jobs(clone: Path, name: str) -> None:
     copy.write_text(yaml.safe_dump(settings))
     user = clone.parent / f".config/tokamake/{profile}.yaml"
     user.parent.mkdir(parents=True)
-    user.write_text("account: me\n" + "queue: prod\nfilesystems: home\n" * (profile == "aurora"))
+    user.write_text("account: me\n" + "queue: prod\nfilesystems: home\n" * (profile in SITES))
     target = TARGETS.get(name, "train")
     output = pages.run(
         f"snakemake --profile mine --configfile config/examples/{name}.yaml -n -- {target}",

@@ -97,7 +97,8 @@ class ModelSettings(Settings):
     """Checkpoint to start from: a folder, in any format that `tokamake inspect` reads, or its
     parent whose file `latest` names it; an address of the Hugging Face Hub, hf://ORG/NAME@REVISION;
     or the last checkpoint of another run of the table of runs: {run: NAME}. See train.finetune.
-    Empty: random weights."""
+    The family is that of the architecture, or one that can start it: an encoder for towers, a dense
+    model for experts. Empty: random weights."""
 
     # Settings of the architecture are allowed here, too: they are joined to its file's name.
     model_config = ConfigDict(json_schema_extra={"additionalProperties": True})

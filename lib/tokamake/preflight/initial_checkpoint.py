@@ -23,7 +23,11 @@ from tokamake.config.resolved_run import Run
 from tokamake.config.schedule import Span
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
-from tokamake.preflight.initial_towers import check_tower_start, starts_towers, tower_architecture
+from tokamake.preflight.other_family import (
+    architecture_from,
+    check_weights_alone,
+    other_starts,
+)
 
 _FINETUNE_REMEDY = "set train.finetune to true to load only its weights"
 _OPTIMIZER_REMEDY = (
@@ -39,7 +43,7 @@ def initial_architecture(
 ) -> Architecture:
     """Architecture of a run that starts from a checkpoint; it must match the file of the config.
 
-    Towers of a biencoder may start from an encoder, see `initial_towers`.
+    Towers and experts may start from another family, see `other_family`.
 
     Args:
         stated: file of the architecture; one without vocab_size fits any. None: the checkpoint
@@ -50,14 +54,13 @@ def initial_architecture(
     if stated is None:
         return start
     wanted = read_architecture(stated)
-    if starts_towers(start, wanted):
-        return tower_architecture(start, wanted, source=source, stated=stated)
+    if own := architecture_from(start, wanted, source=source, stated=stated):
+        return own
     if start.family != wanted.family:
-        towers = ", or a bert for its towers" if wanted.has_towers else ", or another checkpoint"
         raise UserError(
             f"{source}: does not match model.architecture: the model is of family {start.family}, "
             f"and {stated} of family {wanted.family}; name the matching "
-            f"file{towers}"
+            f"file, or {other_starts(wanted)}"
         )
     values, expected = dict(start), dict(wanted)
     # A dump leaves out a head_dim that follows from hidden_size: that would be a second line.
@@ -81,8 +84,7 @@ def initial_architecture(
 
 def check_start(start: Checkpoint, train: TrainSettings, *, architecture: Architecture) -> None:
     """Check that a run of this architecture can start from a checkpoint; to continue needs more."""
-    if starts_towers(start.architecture, architecture):
-        check_tower_start(train, source=start.path)
+    check_weights_alone(start.architecture, architecture, train=train, source=start.path)
     if train.finetune is not False:
         return
     if train.load_optimizer:
@@ -197,13 +199,11 @@ def check_begun(run: Run) -> None:
 
 
 def _has_architecture(start: Checkpoint | NativeCheckpoint, run: Run) -> bool:
-    """Whether a checkpoint has a run's architecture, its parent's with other positions, or its
-    towers'."""
+    """Whether a checkpoint has a run's architecture, its parent's with other positions, or one of
+    another family that can start it."""
     actual = start.architecture
-    if starts_towers(actual, run.architecture):
-        actual = tower_architecture(
-            actual, run.architecture, source=start.path, stated="the resolved run"
-        )
+    own = architecture_from(actual, run.architecture, source=start.path, stated="the resolved run")
+    actual = own or actual
     if run.parent:
         actual = actual.with_positions_of(run.architecture)
     return run.architecture == actual

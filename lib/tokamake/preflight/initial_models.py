@@ -31,8 +31,8 @@ from tokamake.preflight.initial_checkpoint import (
     decide_schedule,
     initial_architecture,
 )
-from tokamake.preflight.initial_towers import check_tower_start, starts_towers, tower_note
 from tokamake.preflight.model import check_layout_and_length, check_objective
+from tokamake.preflight.other_family import check_weights_alone, start_note
 from tokamake.remote.hub_models import unfetched
 
 
@@ -127,8 +127,7 @@ def initial_model(run: Config) -> InitialModel:
         start = open_any(model.folder)
     architecture = initial_architecture(start.architecture, model.stated, source=start.path)
     check_start(start, run.train, architecture=architecture)
-    if starts_towers(start.architecture, architecture):
-        note = tower_note(start.architecture, architecture, source=start.path)
+    if note := start_note(start.architecture, architecture, source=start.path):
         print(f"tokamake: run {run.run}: {note}", file=sys.stderr)
     _decide_schedule(run, start)
     return InitialModel(architecture, str(model.folder))
@@ -151,8 +150,7 @@ def _model_of_child(run: Config, parent: Config, *, initial: InitialModel) -> In
     if train.finetune is False and step is not None:
         check_progress(train, step, consumed=before.batch_sizes.samples(step), source=source)
     own = initial_architecture(initial.architecture, stated, source=source, parent=parent.run)
-    if starts_towers(initial.architecture, own):
-        check_tower_start(train, source=source)
+    check_weights_alone(initial.architecture, own, train=train, source=source)
     return InitialModel(own, str(stated or f"run {parent.run}"))
 
 

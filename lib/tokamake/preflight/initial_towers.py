@@ -3,7 +3,6 @@
 from tokamake import plugins
 from tokamake.checkpoint import model_tensors
 from tokamake.config.architecture import Architecture
-from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 
 _OF_MODEL = {"family", "initializer_range"}
@@ -42,15 +41,6 @@ def tower_architecture(
             f"({'; '.join(lines)}); change these fields, or name another checkpoint"
         )
     return wanted.model_copy(update={"vocab_size": start.vocab_size})
-
-
-def check_tower_start(train: TrainSettings, *, source: object) -> None:
-    """Refuse to continue the training of an encoder with a biencoder."""
-    if train.finetune is False:
-        raise UserError(
-            f"{source}: an encoder gives a biencoder its weights alone, and train.finetune is "
-            "false; set it to true"
-        )
 
 
 def initial_names(architecture: Architecture) -> dict[str, str]:

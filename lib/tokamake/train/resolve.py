@@ -108,13 +108,13 @@ def _from_checkpoint(
     """
     from tokamake.checkpoint.detect import open_any
     from tokamake.preflight.initial_checkpoint import check_start, initial_architecture
-    from tokamake.preflight.initial_towers import starts_towers, tower_note
+    from tokamake.preflight.other_family import start_note
 
     start = open_any(checkpoint)
     own = initial_architecture(start.architecture, architecture, source=start.path, parent=parent)
     check_start(start, train, architecture=own)
-    if starts_towers(start.architecture, own):
-        print(tower_note(start.architecture, own, source=start.path))
+    if note := start_note(start.architecture, own, source=start.path):
+        print(note)
     return {**start_fields(checkpoint, start, train=train), "architecture": own}
 
 

@@ -7,6 +7,8 @@ from tokamake.models.common.experts import ExpertDecoder
 
 HAS_ROUTERS = True
 
+DENSE_FAMILIES = ("llama", "mistral")
+
 SETTINGS = {
     "position_embedding": ("rotary",),
     "rope_theta": 1000000.0,

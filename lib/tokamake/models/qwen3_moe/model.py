@@ -11,6 +11,8 @@ from tokamake.models.common.layers import Attention
 
 HAS_ROUTERS = True
 
+DENSE_FAMILIES = ("qwen3",)
+
 SETTINGS = {
     "position_embedding": ("rotary",),
     "rope_theta": 1000000.0,

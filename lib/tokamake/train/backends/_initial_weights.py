@@ -17,9 +17,11 @@ from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.parallel.sharding import ParameterChunk
 from tokamake.preflight.initial_checkpoint import describe_initial_checkpoint
+from tokamake.preflight.initial_experts import starts_experts
 from tokamake.preflight.initial_towers import initial_names, starts_towers
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
+from tokamake.train.backends._initial_experts import ExpertStart
 
 Weights = Sequence[tuple[ParameterChunk, FlatChunks]]
 """This rank's parameter shards."""
@@ -39,23 +41,34 @@ def load_initial_weights(weights: Weights, run: Run, *, ranks: Ranks) -> None:
             f"{run.checkpoint}: its file `latest` has changed while ranks started; end the run "
             "that trains there, and rerun"
         )
+    experts = None
     if starts_towers(start.architecture, run.architecture):
         reads = _reads_of_towers(weights, run, encoder=start.architecture)
+    elif starts_experts(start.architecture, run.architecture):
+        experts = ExpertStart(weights, run, dense=start.architecture)
+        reads = [*_reads(experts.others), *experts.reads()]
     else:
-        # A copy has the key of its original, so that one dict cannot hold both.
-        reads = [
-            {
-                f"model.{chunk.saved_name}": flat_chunks
-                for chunk, flat_chunks in weights
-                if chunk.is_tied_output == copies
-            }
-            for copies in (False, True)
-        ]
+        reads = _reads(weights)
     for tensors in reads:
         with raise_on_all_ranks():
             training_state.check(start.path, tensors)
         training_state.fill(start.path, tensors)
+    if experts:
+        experts.finish()
     check_finite(weights, start.path)
+
+
+def _reads(weights: Weights) -> list[dict[str, FlatChunks]]:
+    """Tensors to read, by key."""
+    # A copy has the key of its original, so that one dict cannot hold both.
+    return [
+        {
+            f"model.{chunk.saved_name}": flat_chunks
+            for chunk, flat_chunks in weights
+            if chunk.is_tied_output == copies
+        }
+        for copies in (False, True)
+    ]
 
 
 def _reads_of_towers(
