@@ -2,13 +2,15 @@
 
     python benchmarks/training.py --rounds 12 --threads 2 --litgpt litgpt-venv/bin/python
     python benchmarks/training.py --family bert
+    python benchmarks/training.py --family qwen3_moe
 
 All contestants of a precision run at the same time and take one step each in turns, so that a slow
-minute of the machine affects all of them. Ratios are medians over rounds. Peers are the Llama of
-transformers and, with a Python that has litgpt, that of litgpt; for a BERT, the MegatronBert of
-transformers. They compute bf16 with autocast, as in their own trainers. Other measurements: the
-share of the trainer's step that is neither forward, backward nor optimizer; the time from the start
-to the end of the first step; peak memory.
+minute of the machine affects all of them. Ratios are medians over rounds. Peers are the same model
+of transformers and, for a Llama with a Python that has litgpt, that of litgpt; for a BERT, the
+MegatronBert of transformers. transformers has two implementations of experts: a loop over experts
+(eager), and one product for all of them (grouped). Peers compute bf16 with autocast, as in their
+own trainers. Other measurements: the share of the trainer's step that is neither forward, backward
+nor optimizer; the time from the start to the end of the first step; peak memory.
 """
 
 import argparse
@@ -46,6 +48,20 @@ BERT = {
     "max_position_embeddings": 512,
 }
 """42 million parameters."""
+EXPERTS = {"num_experts": 16, "num_experts_per_tok": 4}
+WIDE = {"num_experts": 8, "num_experts_per_tok": 2}
+OWN: dict[str, dict[str, Any]] = {
+    "gemma2": {"head_dim": 64, "sliding_window": 256},
+    "gemma3": {"head_dim": 64, "sliding_window": 256},
+    "gpt_neox": {"num_key_value_heads": 8, "intermediate_size": 2048},
+    "mistral": {"sliding_window": 256},
+    "mixtral": {"intermediate_size": 704, **WIDE},
+    "olmo3": {"sliding_window": 256},
+    "olmoe": {"intermediate_size": 352, **EXPERTS},
+    "qwen3": {"head_dim": 64},
+    "qwen3_moe": {"moe_intermediate_size": 352, "head_dim": 64, **EXPERTS},
+}
+"""Settings of families that differ from SHAPE. A token's experts are as wide as the dense MLP."""
 ROWS, LENGTH = 4, 512
 PRECISIONS = ("fp32", "bf16")
 
@@ -62,14 +78,18 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12, help="measured steps")
     parser.add_argument("--warmup-rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--family", choices=("llama", "bert"), default="llama")
+    parser.add_argument("--family", default="llama", help="bert or a causal family")
     parser.add_argument("--litgpt", help="a Python with litgpt, in its own environment")
     parser.add_argument("--contestant", help="internal: what a process trains, and how")
     options = parser.parse_args()
     if options.contestant:
         compete(*options.contestant.split())
         return
-    pythons = {"transformers": sys.executable, "litgpt": options.litgpt, "tokamake": sys.executable}
+    peers = ["transformers"]
+    if options.family != "bert" and architecture(options.family).has_routers:
+        peers = ["transformers-eager", "transformers-grouped"]
+    pythons = dict.fromkeys(peers, sys.executable)
+    pythons |= {"litgpt": options.litgpt, "tokamake": sys.executable}
     pythons = {name: python for name, python in pythons.items() if python}
     with tempfile.TemporaryDirectory() as folder:
         write_start(Path(folder), options.family)
@@ -167,10 +187,8 @@ def compete(name: str, family: str, precision: str, folder: str) -> None:
         elif family == "bert":
             step = plain_step(*transformers_bert(), precision)
         else:
-            step = plain_step(
-                *causal(transformers_model() if name == "transformers" else litgpt_model()),
-                precision,
-            )
+            model = litgpt_model() if name == "litgpt" else transformers_model(Path(folder), name)
+            step = plain_step(*causal(model), precision)
         for _ in sys.stdin:
             begin = time.perf_counter()
             passes = step(rows)
@@ -211,6 +229,7 @@ def causal(model: Any) -> tuple[Any, Callable[[Any], Any]]:
     def loss(rows: np.ndarray) -> Any:
         tokens = torch.from_numpy(rows)
         logits = model(tokens[:, :-1])
+        logits = getattr(logits, "logits", logits)
         return cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
     return model, loss
@@ -237,17 +256,16 @@ def transformers_bert() -> tuple[Any, Callable[[Any], Any]]:
     return model, loss
 
 
-def transformers_model() -> Any:
-    """The Llama of transformers, as a function from tokens to logits."""
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+def transformers_model(folder: Path, name: str) -> Any:
+    """The model of transformers; the name says how it computes experts."""
+    from transformers import AutoModelForCausalLM
 
-    class Model(LlamaForCausalLM):
-        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-            logits: torch.Tensor = super().forward(tokens).logits
-            return logits
-
-    return Model(LlamaConfig(**SHAPE, attn_implementation="sdpa", use_cache=False))
+    own = {"experts_implementation": name.partition("-")[2].replace("grouped", "grouped_mm")}
+    model = AutoModelForCausalLM.from_pretrained(
+        folder / "hf", dtype="float32", **{key: value for key, value in own.items() if value}
+    )
+    model.config.use_cache = False
+    return model
 
 
 def litgpt_model() -> Any:
@@ -295,8 +313,8 @@ def architecture(family: str) -> Any:
     """Shape of the trainer's model."""
     from tokamake.config.architecture import Architecture
 
-    if family == "llama":
-        return Architecture.model_validate(SHAPE)
+    if family != "bert":
+        return Architecture.model_validate({"family": family, **SHAPE, **OWN.get(family, {})})
     heads = {"num_key_value_heads": BERT["num_attention_heads"]}
     return Architecture.model_validate({"family": family, **BERT, **heads})
 
@@ -310,6 +328,8 @@ def write_start(folder: Path, family: str) -> None:
     shape = architecture(family)
     source = Checkpoint("hf", folder, shape, RandomSource(shape, seed=0))
     writer.write(folder / "start", source, "native", Target(), workers=1)
+    if family != "bert":
+        writer.write(folder / "hf", source, "hf", Target(), workers=1)
 
 
 def tokamake_step(family: str, precision: str, folder: Path, stack: ExitStack) -> Step:
@@ -321,6 +341,8 @@ def tokamake_step(family: str, precision: str, folder: Path, stack: ExitStack) -
 
     train = {"sequence_length": LENGTH, "micro_batch_size": ROWS, "global_batch_size": ROWS}
     objective = "masked" if family == "bert" else "causal"
+    # The peers' loop has no balance loss either.
+    router = {"router": {"balance_coefficient": 0.0}} if architecture(family).has_routers else {}
     run = Run(
         run="benchmark",
         seed=0,
@@ -329,7 +351,13 @@ def tokamake_step(family: str, precision: str, folder: Path, stack: ExitStack) -
         data_root=folder,
         output=folder / "output",
         architecture=architecture(family),
-        train={**train, "objective": objective, "train_steps": 1000, "precision": precision},
+        train={
+            **train,
+            "objective": objective,
+            "train_steps": 1000,
+            "precision": precision,
+            **router,
+        },
     )
     ranks = Ranks(0, 1, 0, 1)
     stack.enter_context(process_group(ranks))
