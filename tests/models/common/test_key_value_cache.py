@@ -5,13 +5,17 @@ import torch
 from torch import Tensor
 
 from tests.support.cached import extended
+from tests.support.dense import ARCHITECTURES
 from tests.support.families import FAMILIES
 from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint.model_tensors import to_model
 from tokamake.config.architecture import Architecture
 from tokamake.models.common.language_model import LanguageModel
 
-KINDS = ("llama-gqa", "gpt2", "gpt_bigcode", "bloom")
+KINDS = {
+    **{name: FAMILIES[name] for name in ("llama-gqa", "gpt2", "gpt_bigcode", "bloom")},
+    **{name: ARCHITECTURES[name] for name in ("mistral-window", "gemma2-tied", "olmo3")},
+}
 LENGTHS = (3, 9, 1, 6)
 
 
@@ -21,7 +25,7 @@ def close(actual: Tensor, expected: Tensor) -> None:
 
 @pytest.fixture(params=KINDS)
 def model(request: pytest.FixtureRequest) -> LanguageModel:
-    architecture: Architecture = FAMILIES[request.param]
+    architecture: Architecture = KINDS[request.param]
     return to_model(architecture, random_tensors(architecture, 1))
 
 
@@ -74,6 +78,19 @@ def test_a_single_pass_keeps_nothing(model: LanguageModel, texts: Tensor) -> Non
     cache = model.new_cache(4, 20, is_kept=False)
     close(extended(model, cache, texts), model(texts))
     assert all(layer.tensors is None for layer in cache.layers)
+
+
+@torch.no_grad()
+def test_layers_with_a_window_keep_its_tokens_alone() -> None:
+    shape = ARCHITECTURES["gemma2-tied"]  # every second layer has a window of 5
+    model = to_model(shape, random_tensors(shape, 1))
+    texts = torch.randint(128, (2, 20), generator=torch.Generator().manual_seed(3))
+    expected, cache = model(texts), model.new_cache(2, 20)
+    for start in range(20):
+        close(extended(model, cache, texts[:, start : start + 1])[:, 0], expected[:, start])
+    lengths = [layer.tensors[0].shape[2] for layer in cache.layers if layer.tensors]
+    assert lengths == [5 if shape.window(number) else 20 for number in range(len(lengths))]
+    assert {*lengths} == {5, 20}
 
 
 @torch.no_grad()

@@ -84,7 +84,7 @@ def decode(
         assert qkv is not None
         assert gate_up is not None
         heads, groups, width = attention.sizes
-        keys, values = layer_cache.with_room(groups, width, like=x)
+        keys, values = layer_cache.with_room(groups, width, like=x, window=attention.window)
         _add_norm(states, update, norm=layer.input_layernorm, normed=normed)
         projected = linear(normed, qkv.weight, qkv.bias)
         mixed = x.new_empty(rows, heads * width)

@@ -2,6 +2,7 @@
 
 A cache has rows, one for each sequence. A pass extends some consecutive rows, each by a number of
 tokens of its own. The memory of all rows grows in large steps, so that most passes copy nothing.
+A layer with a window of W tokens keeps the last W of each row: token p is at place p % W.
 Shape suffixes: R rows, B rows of a pass, L tokens of a pass in a row, S tokens attended to, N
 predicted tokens, G key and value heads, K width of a head.
 """
@@ -40,10 +41,6 @@ class CachePass:
         """S: tokens of the longest row, with padding."""
         return max(self.starts) + self.width
 
-    def first_seen(self, window: int | None) -> int:
-        """First place that a new token of some row sees."""
-        return 0 if window is None else max(0, min(self.starts) + 1 - window)
-
     @property
     def is_even(self) -> bool:
         """Whether all rows have the same lengths before and after the pass."""
@@ -74,12 +71,70 @@ class CachePass:
         starts = torch.tensor(self.starts, device=self.device)
         return rows, columns, rows + self.first, columns + starts[rows]
 
+    def in_window(self, window: int) -> "WindowPass":
+        """The pass in layers with a window, which all have the same places."""
+        if window not in self._in_windows:
+            self._in_windows[window] = WindowPass(self, window)
+        return self._in_windows[window]
+
+    @cached_property
+    def _in_windows(self) -> "dict[int, WindowPass]":
+        return {}
+
     @cached_property
     def predicting_places(self) -> tuple[Tensor, Tensor]:
         """(N,) rows of the pass and columns whose successors the model predicts."""
         pairs = [(row, column) for row, kept in enumerate(self.predicting) for column in kept]
         rows, columns = torch.tensor(pairs, device=self.device).reshape(-1, 2).unbind(1)
         return rows, columns
+
+
+class WindowPass:
+    """A pass in layers that keep the last tokens of each row.
+
+    One new token sees the places of its row, in any order. Several see the earlier tokens that the
+    first one sees, in order, and then each other.
+    """
+
+    def __init__(self, this: CachePass, window: int) -> None:
+        self._pass, self._window = this, window
+        longest = max(this.starts)
+        self.num_kept = min(longest + 1, window) if this.width == 1 else 0
+        """Places that a single token sees; 0: there are several tokens."""
+        self.num_earlier = min(longest, window - 1)
+        """Earlier tokens that several tokens see."""
+
+    @cached_property
+    def earlier(self) -> tuple[Tensor, Tensor]:
+        """(B, 1) rows of the cache and (B, earlier) places; a row's first tokens may be none."""
+        this = self._pass
+        back = torch.arange(-self.num_earlier, 0, device=this.device)
+        starts = torch.tensor(this.starts, device=this.device)[:, None]
+        rows = torch.arange(len(this.starts), device=this.device)[:, None] + this.first
+        # Where a row has fewer tokens, the mask hides the place.
+        return rows, (starts + back).clamp(min=0) % self._window
+
+    @cached_property
+    def places(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """As `CachePass.places`, for the new tokens that later ones may see."""
+        row, column, cache_row, place = self._pass.places
+        counts = torch.tensor(self._pass.counts, device=self._pass.device)
+        stays = column >= counts[row] - self._window
+        return row[stays], column[stays], cache_row[stays], place[stays] % self._window
+
+    @cached_property
+    def mask(self) -> Tensor | None:
+        """(B, 1, L, S) bool: whether a token sees another one; None: the window alone decides."""
+        this, shortest = self._pass, min(self._pass.starts)
+        if shortest >= (self.num_kept - 1 if self.num_kept else self.num_earlier):
+            return None  # all rows fill the places
+        starts = torch.tensor(this.starts, device=this.device)[:, None, None]
+        if self.num_kept:
+            return (torch.arange(self.num_kept, device=this.device) <= starts)[:, None]
+        columns = torch.arange(-self.num_earlier, this.width, device=this.device)
+        distances = torch.arange(this.width, device=this.device)[:, None] - columns
+        is_near = (distances >= 0) & (distances < self._window)
+        return (is_near & (columns >= -starts))[:, None]
 
 
 class LayerCache:
@@ -93,41 +148,55 @@ class LayerCache:
     def extend(
         self, k_BGLK: Tensor, v_BGLK: Tensor, *, window: int | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Append keys and values of new tokens; return all keys and values, (B, G, S, K).
-
-        With a window, S begins with the first token that some new token sees.
-        """
+        """Append keys and values of new tokens; return all that they see, (B, G, S, K)."""
         if not self._cache.is_kept:
             return k_BGLK, v_BGLK
-        keys, values = self.with_room(k_BGLK.shape[1], k_BGLK.shape[3], like=k_BGLK)
+        shape = k_BGLK.shape[1], k_BGLK.shape[3]
+        tensors = self.with_room(*shape, like=k_BGLK, window=window)
         this = self._cache.this_pass
         rows = slice(this.first, this.first + len(this.starts))
-        for tensor, new in ((keys, k_BGLK), (values, v_BGLK)):
+        pairs = [*zip(tensors, (k_BGLK, v_BGLK), strict=True)]
+        if window is not None:
+            keys, values = (self._in_window(*pair, rows=rows, window=window) for pair in pairs)
+            return keys, values
+        for tensor, new in pairs:
             if this.is_even:
                 tensor[rows, :, this.starts[0] : this.span] = new
             else:
-                row, column, cache_row, place = this.places
-                tensor[cache_row, :, place] = new[row, :, column]
-        seen = slice(this.first_seen(window), this.span)
-        return keys[rows, :, seen], values[rows, :, seen]
+                _put(tensor, new, places=this.places)
+        keys, values = (tensor[rows, :, : this.span] for tensor in tensors)
+        return keys, values
+
+    def _in_window(self, tensor: Tensor, new: Tensor, *, rows: slice, window: int) -> Tensor:
+        """Put new keys or values in their places; return those that the new tokens see."""
+        this = self._cache.this_pass.in_window(window)
+        if this.num_kept:
+            _put(tensor, new, places=this.places)
+            return tensor[rows, :, : this.num_kept]
+        seen = new
+        if this.num_earlier:
+            row, place = this.earlier
+            # Indices on both sides of a slice: torch puts their dimensions first.
+            seen = torch.cat([tensor[row, :, place].transpose(1, 2), new], 2)
+        _put(tensor, new, places=this.places)
+        return seen
 
     def mask(self, mask: AttentionMask, *, window: int | None) -> AttentionMask:
         """The mask of the pass for the keys that `extend` returns."""
-        if window is None or not isinstance(mask, Tensor):
+        if window is None or not self._cache.is_kept:
             return mask
-        # Not `ScoreRules` alone: rows of different lengths have the same place in other columns.
-        this = self._cache.this_pass
-        seen = torch.arange(this.first_seen(window), this.span, device=mask.device)
-        near_BLS = torch.atleast_2d(this.positions)[..., None] - seen < window
-        return mask[..., this.first_seen(window) :] & near_BLS[:, None]
+        return self._cache.this_pass.in_window(window).mask
 
-    def with_room(self, groups: int, width: int, *, like: Tensor) -> tuple[Tensor, Tensor]:
+    def with_room(
+        self, groups: int, width: int, *, like: Tensor, window: int | None = None
+    ) -> tuple[Tensor, Tensor]:
         """The tensors, made twice as long if the tokens of the pass do not fit."""
-        span, old = self._cache.this_pass.span, self.tensors
+        most = self._cache.capacity if window is None else min(window, self._cache.capacity)
+        span, old = min(self._cache.this_pass.span, most), self.tensors
         length = old[0].shape[2] if old else 0
         if old and span <= length:
             return old
-        longer = min(max(span, 2 * length, _FIRST_LENGTH), self._cache.capacity)
+        longer = min(max(span, 2 * length, _FIRST_LENGTH), most)
         shape = self._cache.num_rows, groups, longer, width
         # Zeros: a weight of 0 would not remove the NaN of memory that nobody has set.
         keys, values = like.new_zeros(shape), like.new_zeros(shape)
@@ -135,6 +204,12 @@ class LayerCache:
             tensor[:, :, : shorter.shape[2]] = shorter
         self.tensors = keys, values
         return keys, values
+
+
+def _put(tensor: Tensor, new: Tensor, *, places: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+    """Copy new tokens, (B, G, L, K), to their places in the cache, (R, G, tokens, K)."""
+    row, column, cache_row, place = places
+    tensor[cache_row, :, place] = new[row, :, column]
 
 
 class KeyValueCache:
