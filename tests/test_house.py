@@ -27,6 +27,7 @@ from tokamake.data.corpus.sign_documents import sign_documents
 from tokamake.data.samples.index import index
 from tokamake.data.tokenize.tokenize_batch import tokenize_batch
 from tokamake.workflow.data import DataRules
+from tokamake.workflow.samples import SampleRules
 
 COMMANDS = subcommands.COMMANDS
 STAGES, TOOLS = subcommands.commands(subcommands.STAGES), subcommands.commands(subcommands.TOOLS)
@@ -210,7 +211,7 @@ def assert_small(node: ast.FunctionDef, place: str) -> None:
 def test_settings_of_the_index_exist() -> None:
     known = set(inspect.signature(index).parameters)
     assert set(INDEX_SETTINGS) <= known & set(TrainSettings.model_fields)
-    text = inspect.getsource(DataRules.sample_options)
+    text = inspect.getsource(SampleRules.sample_options)
     options = {option.replace("-", "_") for option in re.findall(r"--([a-z-]+)=", text)}
     assert options == {"train_samples", "valid_samples", "epochs"}
     assert options | {"held_out"} <= known

@@ -17,8 +17,8 @@ from tokamake.data.samples.index import index
 from tokamake.data.samples.loader import open_samples
 from tokamake.errors import UserError
 from tokamake.preflight import model
-from tokamake.workflow.data import DataRules
 from tokamake.workflow.preflight import Preflight
+from tokamake.workflow.samples import SampleRules
 
 SMOKE = wildcards(run="smoke")
 SENTENCES = {"split_sentences": True, "append_eod": False}
@@ -160,13 +160,13 @@ def test_a_family_learns_its_own_objectives() -> None:
 
 @pytest.mark.usefixtures("workspace_here", "_encoders")
 def test_index_gets_the_objective_and_the_tokenizer_of_runs() -> None:
-    causal = DataRules(read_config(), None)
+    causal = SampleRules(read_config())
     assert causal.objective_options(SMOKE) == []
     assert causal.objective_tokenizer(SMOKE) == []
     masking = {"probability": 0.2}
     sections = {"train": train(objective="masked", masking=masking), "tokenize": SENTENCES}
     config = read_config(**sections, tokenizer={**WORDPIECE, "sentinels": 3})
-    rules = DataRules(config, None)
+    rules = SampleRules(config)
     objective, stated, tokenizer = rules.objective_options(SMOKE)
     assert objective == "--objective=masked"
     assert json.loads(stated.removeprefix("--masking="))["probability"] == 0.2

@@ -21,6 +21,7 @@ add_hooks(SNAKEMAKE, FUNCTIONS)
 CONFIG = FUNCTIONS.config
 run_settings = FUNCTIONS.run_settings
 data_rules = FUNCTIONS.data
+sample_rules = FUNCTIONS.samples
 checkpoint_rules = FUNCTIONS.checkpoints
 segments = FUNCTIONS.segments
 task_rules = FUNCTIONS.tasks

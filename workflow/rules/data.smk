@@ -356,7 +356,7 @@ rule weigh:
         ENVIRONMENT
     params:
         corpora=data_rules.table_options,
-        length=data_rules.length_options,
+        length=sample_rules.length_options,
     shell:
         "tokamake weigh {params.corpora:q} --metadata {input.metadata:q}"
         " --output {output.weights:q} {params.length:q} > {log:q} 2>&1"
@@ -368,7 +368,7 @@ rule index:
         weights=WEIGHTS,
         held_out=[split_weights(WEIGHTS, split) for split in CONFIG.splits],
         merged=data_rules.merge_files(),
-        tokenizer=data_rules.objective_tokenizer,
+        tokenizer=sample_rules.objective_tokenizer,
     output:
         f"{RUN}/index/index.json",
     log:
@@ -379,8 +379,8 @@ rule index:
         ENVIRONMENT
     params:
         checked=preflight.index,
-        samples=data_rules.sample_options,
-        held_out=data_rules.held_out_options,
+        samples=sample_rules.sample_options,
+        held_out=sample_rules.held_out_options,
         options=run_settings.options("train", only=INDEX_SETTINGS),
         seed=run_settings.value("seed"),
         data_root=subpath(input.weights, parent=True),

@@ -6,7 +6,7 @@ rule evaluate:
     input:
         model=segments.evaluated_inputs,
         weights=WEIGHTS,
-        held_out=data_rules.evaluation_weights,
+        held_out=sample_rules.evaluation_weights,
         neighbors=retro_rules.retrieved_inputs,
         tokenizer=CONFIG.run_tokenizer_files,
     output:
@@ -27,7 +27,7 @@ rule evaluate:
         model=segments.evaluated_model,
         split=run_settings.value("train.split"),
         split_rule=run_settings.value("train.split_rule"),
-        held_out=data_rules.evaluation_options,
+        held_out=sample_rules.evaluation_options,
         neighbors=retro_rules.retrieval_options,
         sequence_length=run_settings.value("train.sequence_length"),
         max_tokens=run_settings.value("evaluate.max_tokens"),

@@ -38,6 +38,7 @@ from tokamake.workflow.preflight import Preflight, num_ranks
 from tokamake.workflow.report import ReportRules
 from tokamake.workflow.retrieval import RetrievalRules
 from tokamake.workflow.retro import RetroRules
+from tokamake.workflow.samples import SampleRules
 from tokamake.workflow.segments import SegmentRules
 from tokamake.workflow.snakemake_internals import Snakemake
 from tokamake.workflow.targets import Targets
@@ -72,6 +73,7 @@ class RuleFunctions:
         self.models = models or {}
         self.run_settings = RunSettings(config)
         self.data = DataRules(config, force_job)
+        self.samples = SampleRules(config)
         self.checkpoints = CheckpointRules(config)
         self.segments = SegmentRules(
             config,
