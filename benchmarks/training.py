@@ -7,10 +7,11 @@
 All contestants of a precision run at the same time and take one step each in turns, so that a slow
 minute of the machine affects all of them. Ratios are medians over rounds. Peers are the same model
 of transformers and, for a Llama with a Python that has litgpt, that of litgpt; for a BERT, the
-MegatronBert of transformers. transformers has two implementations of experts: a loop over experts
-(eager), and one product for all of them (grouped). Peers compute bf16 with autocast, as in their
-own trainers. Other measurements: the share of the trainer's step that is neither forward, backward
-nor optimizer; the time from the start to the end of the first step; peak memory.
+MegatronBert of transformers as it is, and with logits of masked tokens alone. transformers has two
+implementations of experts: a loop over experts (eager), and one product for all of them (grouped).
+Peers compute bf16 with autocast, as in their own trainers. Other measurements: the share of the
+trainer's step that is neither forward, backward nor optimizer; the time from the start to the end
+of the first step; peak memory.
 """
 
 import argparse
@@ -86,7 +87,9 @@ def main() -> None:
         compete(*options.contestant.split())
         return
     peers = ["transformers"]
-    if options.family != "bert" and architecture(options.family).has_routers:
+    if options.family == "bert":
+        peers = ["transformers", "transformers-masked"]
+    elif architecture(options.family).has_routers:
         peers = ["transformers-eager", "transformers-grouped"]
     pythons = dict.fromkeys(peers, sys.executable)
     pythons |= {"litgpt": options.litgpt, "tokamake": sys.executable}
@@ -185,7 +188,7 @@ def compete(name: str, family: str, precision: str, folder: str) -> None:
         if name == "tokamake":
             step = tokamake_step(family, precision, Path(folder), stack)
         elif family == "bert":
-            step = plain_step(*transformers_bert(), precision)
+            step = plain_step(*transformers_bert(of_masked=name.endswith("-masked")), precision)
         else:
             model = litgpt_model() if name == "litgpt" else transformers_model(Path(folder), name)
             step = plain_step(*causal(model), precision)
@@ -235,9 +238,14 @@ def causal(model: Any) -> tuple[Any, Callable[[Any], Any]]:
     return model, loss
 
 
-def transformers_bert() -> tuple[Any, Callable[[Any], Any]]:
-    """The BERT of Megatron in transformers, and its loss of masked tokens and of the order."""
+def transformers_bert(*, of_masked: bool) -> tuple[Any, Callable[[Any], Any]]:
+    """The BERT of Megatron in transformers, and its loss of masked tokens and of the order.
+
+    Args:
+        of_masked: compute logits of masked tokens alone.
+    """
     import torch
+    from torch.nn.functional import cross_entropy
     from transformers import MegatronBertConfig, MegatronBertForPreTraining
 
     rates = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -245,6 +253,12 @@ def transformers_bert() -> tuple[Any, Callable[[Any], Any]]:
 
     def loss(rows: Any) -> Any:
         tokens, types, labels, padding_mask, orders = map(torch.from_numpy, rows)
+        if of_masked:
+            states, pooled = model.bert(tokens, padding_mask.long(), types, return_dict=False)
+            is_masked = labels != -100
+            logits = model.cls.predictions(states[is_masked]).float()
+            of_order = cross_entropy(model.cls.seq_relationship(pooled).float(), orders)
+            return cross_entropy(logits, labels[is_masked]) + of_order
         return model(
             input_ids=tokens,
             token_type_ids=types,
