@@ -79,7 +79,10 @@ def test_only_required_gradients_are_computed(counted: Counted) -> None:
     assert counted.calls == 2
 
 
-def test_small_and_bf16_products_are_torchs(counted: Counted) -> None:
+def test_small_and_fast_bf16_products_are_torchs(
+    counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "has_fast_bf16", lambda: True)
     for x, weight in (
         (torch.randn(2, 16), torch.randn(8, 16)),
         (torch.randn(512, 256).bfloat16(), torch.randn(192, 256).bfloat16()),
@@ -88,13 +91,18 @@ def test_small_and_bf16_products_are_torchs(counted: Counted) -> None:
     assert counted.calls == 0
 
 
-@pytest.mark.parametrize("tokens", [2, 512])
-def test_fp16_products_are_fp32_rounded_once(tokens: int) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "tokens"), [(torch.float16, 2), (torch.float16, 512), (torch.bfloat16, 512)]
+)
+def test_products_in_16_bits_are_fp32_rounded_once(
+    dtype: torch.dtype, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linear, "has_fast_bf16", lambda: False)
     torch.manual_seed(0)
     halves = [torch.randn(tokens, 256), torch.randn(192, 256), torch.randn(192)]
-    halves = [tensor.half().requires_grad_() for tensor in halves]
+    halves = [tensor.to(dtype).requires_grad_() for tensor in halves]
     wholes = [tensor.detach().double().requires_grad_() for tensor in halves]
-    upstream = torch.randn(tokens, 192).half()
+    upstream = torch.randn(tokens, 192).to(dtype)
     y, expected = linear.linear(*halves), F.linear(*wholes)
     pairs = [
         (y, expected),
@@ -105,8 +113,27 @@ def test_fp16_products_are_fp32_rounded_once(tokens: int) -> None:
         ),
     ]
     for ours, exact in pairs:
-        assert ours.dtype == torch.float16
-        assert_close(ours.double(), exact, rtol=2**-10, atol=1e-5)
+        assert ours.dtype == dtype
+        assert_close(ours.double(), exact, rtol=torch.finfo(dtype).eps, atol=1e-5)
+
+
+PROCESSORS = {
+    "Xeon with AMX": ({"cpu_name": "Intel Xeon", "amx_bf16": True, "avx512_bf16": True}, True),
+    "Xeon without": ({"cpu_name": "Intel Xeon", "amx_bf16": False, "avx512_bf16": True}, False),
+    "AMD Zen 4": ({"cpu_name": "AMD EPYC", "amx_bf16": False, "avx512_bf16": True}, True),
+    "AMD Zen 3": ({"cpu_name": "AMD EPYC", "amx_bf16": False, "avx512_bf16": False}, False),
+}
+
+
+@pytest.mark.parametrize(("processor", "is_fast"), PROCESSORS.values(), ids=PROCESSORS)
+def test_the_processor_decides_about_bf16(
+    processor: dict[str, Any], is_fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linear.has_fast_bf16.cache_clear()
+    found = {"architecture": "x86_64", **processor}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: found)
+    assert linear.has_fast_bf16() == is_fast
+    linear.has_fast_bf16.cache_clear()
 
 
 class Products(nn.Module):

@@ -6,9 +6,12 @@ Except on CPUs, this is torch's own. On CPUs:
   a few tokens, as when text is generated, it takes half the time if the weight is not small.
 - fp16: torch takes 4 to 160 times as long as for fp32. So products are computed in fp32 and
   rounded, as on GPUs.
+- bf16: Intel's processors without matrix units (AMX) take 1.3 to 1.7 times as long as in fp32, the
+  casts included (Xeon with AVX-512). So products of many tokens are computed in fp32 and rounded.
 Shape suffixes: N tokens, D width in, E width out.
 """
 
+from functools import cache
 from typing import Any
 
 import torch
@@ -24,6 +27,8 @@ _FEW_TOKENS = 32
 _SMALL, _SMALL_IF_WIDE = 2**19, 2**16
 """Elements of a weight below which oneDNN is slower for so few tokens; the second number is for
 layers that are wider out than in, whose work oneDNN divides well."""
+_MANY_TOKENS = 256
+"""Tokens for which the cast of the weight takes little of the time of the product."""
 
 
 def linear(x: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor:
@@ -33,11 +38,28 @@ def linear(x: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor
     if not torch.is_grad_enabled() and _is_few(x, weight_ED):
         few: Tensor = onednn_linear(x, weight_ED, bias_E, "none", [], "")
         return few
-    is_half = x.dtype == weight_ED.dtype == torch.float16
-    if not is_half and not _is_faster_by_onednn(x, weight_ED):
+    if not _is_faster_in_fp32(x, weight_ED) and not _is_faster_by_onednn(x, weight_ED):
         return F.linear(x, weight_ED, bias_E)
     y: Tensor = _Linear.apply(x, weight_ED, bias_E)
     return y
+
+
+def _is_faster_in_fp32(x: Tensor, weight_ED: Tensor) -> bool:
+    if x.dtype != weight_ED.dtype or x.dtype == torch.float32:
+        return False
+    has_many = x.numel() >= _MANY_TOKENS * x.shape[-1]
+    return x.dtype == torch.float16 or (has_many and not has_fast_bf16())
+
+
+@cache
+def has_fast_bf16() -> bool:
+    """Whether the processor multiplies bf16 faster than fp32: by matrix units, or AMD's vectors."""
+    read = getattr(torch.cpu, "get_capabilities", dict)  # earlier versions of torch lack it
+    processor: dict[str, Any] = read()
+    if processor.get("architecture") != "x86_64":
+        return True
+    is_intel = str(processor["cpu_name"]).startswith("Intel")
+    return bool(processor["amx_bf16"] or (processor["avx512_bf16"] and not is_intel))
 
 
 def _is_faster_by_onednn(x: Tensor, weight_ED: Tensor) -> bool:
