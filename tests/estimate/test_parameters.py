@@ -1,11 +1,13 @@
 """Numbers of parameters from shapes equal the numbers in the modules that train."""
 
+import math
 from itertools import product
 from pathlib import Path
 
 import pytest
 
 from tests.support.paths import ROOT
+from tokamake.checkpoint.model_tensors import shapes
 from tokamake.config.architecture import Architecture
 from tokamake.config.architecture_files import read_architecture
 from tokamake.config.resolved_run import ResolvedTrainSettings, Run
@@ -26,7 +28,20 @@ MODELS = {
 """Architecture in config/models → its objective."""
 
 
-def planned(architecture: Architecture, objective: str, *, tensor: int, pipeline: int) -> Run:
+EXPERTS = Architecture(
+    family="mixtral",
+    vocab_size=8192,
+    hidden_size=256,
+    num_hidden_layers=4,
+    num_attention_heads=4,
+    num_key_value_heads=4,
+    max_position_embeddings=128,
+)
+
+
+def planned(
+    architecture: Architecture, objective: str, *, tensor: int, pipeline: int, **parallel: int
+) -> Run:
     train = {
         "train_steps": 1,
         "objective": objective,
@@ -35,7 +50,11 @@ def planned(architecture: Architecture, objective: str, *, tensor: int, pipeline
         "global_batch_size": 64,
         "micro_batch_size": 1,
         "precision": "bf16",
-        "parallel": {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline},
+        "parallel": {
+            "tensor_parallel_size": tensor,
+            "pipeline_parallel_size": pipeline,
+            **parallel,
+        },
     }
     run = {"run": "x", "seed": 1, "architecture": architecture}
     here = dict.fromkeys(("index", "data_root", "output"), Path())
@@ -61,6 +80,31 @@ def test_memory_is_the_same_as_with_modules(name: str) -> None:
         )
         compared += 1
     assert compared
+
+
+@pytest.mark.parametrize("expert", [1, 2, 8])
+@pytest.mark.parametrize("zero", [0, 1, 3])
+def test_memory_of_divided_experts_is_the_same_as_with_modules(expert: int, zero: int) -> None:
+    run = planned(EXPERTS, "causal", tensor=2, pipeline=1, expert_parallel_size=expert)
+    run = run.model_copy(update={"train": run.train.model_copy(update={"zero_stage": zero})})
+    by_shapes = memory.estimate(run, 32, "cuda", stages=stage_sizes)
+    built = memory.estimate(run, 32, "cuda")
+    for field in built._fields:
+        assert getattr(by_shapes, field) == pytest.approx(getattr(built, field), rel=1e-6)
+    # 16 ranks share each number once, whether as shards or as owners of experts.
+    sizes = shapes(EXPERTS)
+    experts = sum(math.prod(size) for name, size in sizes.items() if ".experts." in name)
+    rest = num_parameters(EXPERTS) - experts
+    norms = sum(math.prod(size) for name, size in sizes.items() if not is_divided(name))
+    own = (rest - norms) / 2 + norms
+    shards = 16 if zero else 1
+    expected = 8 * (own / shards + experts / 2 / max(shards, expert))
+    assert by_shapes.optimizer == pytest.approx(expected, rel=1e-6)
+
+
+def is_divided(name: str) -> bool:
+    """Whether tensor-parallel ranks divide a tensor."""
+    return name.endswith("_proj.weight") or "embed_tokens" in name or "lm_head" in name
 
 
 def test_models_have_the_published_sizes() -> None:

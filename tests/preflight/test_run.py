@@ -122,6 +122,57 @@ def test_experts_are_divided_evenly() -> None:
         model.check_layout(train, shape)
 
 
+@pytest.mark.parametrize(
+    ("family", "size", "refused"),
+    [
+        ("llama", 2, "expert_parallel_size: 2: llama has no experts; set 1"),
+        (
+            "mixtral",
+            3,
+            r"expert_parallel_size: 3: does not divide 8 \(experts\); give one of 1, 2, 4, 8",
+        ),
+    ],
+)
+def test_ranks_divide_experts_evenly(family: str, size: int, refused: str) -> None:
+    shape = Architecture(**MODEL | {"family": family})
+    train = TrainSettings.model_validate(TRAIN | {"parallel": {"expert_parallel_size": size}})
+    with pytest.raises(UserError, match=f"^train.parallel.{refused}$"):
+        model.check_layout(train, shape)
+
+
+@pytest.mark.parametrize(
+    ("settings", "refused"),
+    [
+        (
+            {"expert_parallel_size": 8},
+            "4 data-parallel × context-parallel ranks; give one of 1, 2, 4",
+        ),
+        (
+            {"expert_parallel_size": 4, "data_parallel_replicate_size": 2},
+            "2 data-parallel × context-parallel ranks of a group of data_parallel_replicate_size; "
+            "give one of 1, 2",
+        ),
+    ],
+)
+def test_experts_are_divided_among_data_parallel_ranks(settings: Any, refused: str) -> None:
+    size = settings["expert_parallel_size"]
+    train = TrainSettings.model_validate(TRAIN | {"parallel": settings})
+    with pytest.raises(UserError) as caught:
+        preflight_run.check_ranks(train, 4)
+    assert str(caught.value) == (
+        f"train.parallel.expert_parallel_size: {size}: does not divide {refused}"
+    )
+    context = {"expert_parallel_size": 4, "context_parallel_size": 2}
+    preflight_run.check_ranks(TrainSettings.model_validate(TRAIN | {"parallel": context}), 4)
+
+
+def test_deepspeed_does_not_divide_experts() -> None:
+    with pytest.raises(ValueError, match="expert_parallel_size: 2: DeepSpeed divides only experts"):
+        TrainSettings.model_validate(
+            TRAIN | {"backend": "deepspeed", "parallel": {"expert_parallel_size": 2}}
+        )
+
+
 def test_a_head_for_the_order_of_sentences_needs_such_samples() -> None:
     ordered = make_run(objective="masked").train
     parts = make_run(objective="masked", masking={"sentence_order": False}).train

@@ -45,6 +45,8 @@ def large(model: str, **train: Any) -> Run:
         (large("smollm3-3b", **parallel(pp=2)), 4),
         (large("mistral-7b-v0.1", **parallel(cp=2)), 4),
         (large("qwen3-30b-a3b", **parallel(tp=4, pp=2)), 16),
+        (large("qwen3-30b-a3b", **parallel(ep=8)), 16),
+        (large("qwen3-30b-a3b", **parallel(ep=4, cp=4, replicas=8)), 16),
         (large("mixtral-8x7b", **parallel(tp=2, cp=2), zero_stage=3), 8),
         (large("bert-base", objective="masked", sequence_length=512), 2),
         (large("t5-220m", objective="span_corruption", sequence_length=512, **parallel(tp=4)), 8),
@@ -95,6 +97,8 @@ def test_a_long_pipeline_is_shortened_to_the_ranks_of_a_machine() -> None:
     assert shortened(run, 64).train.parallel.pipeline_parallel_size == 4
     odd = large("llama3-8b", **parallel(tp=8, pp=3, schedule="interleaved_1f1b", vpp=2))
     assert shortened(odd, 32).train.parallel.pipeline_parallel_size == 2
+    experts = shortened(large("qwen3-30b-a3b", **parallel(tp=2, pp=2, ep=16)), 32)
+    assert experts.train.parallel.expert_parallel_size == 4
     with pytest.raises(UserError, match="needs 32 ranks, and 16 may run"):
         shortened(run, 16)
     assert SHAPE["vocab_size"] % 2

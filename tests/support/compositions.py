@@ -47,6 +47,7 @@ SIZES: Axes = {
     "data_parallel_size": (1, 2, 4),
     "parallel.tensor_parallel_size": (1, 2, 4),
     "parallel.context_parallel_size": (1, 2, 4),
+    "parallel.expert_parallel_size": (1, 2, 4),
     "parallel.pipeline_parallel_size": (1, 2, 4),
     "parallel.virtual_pipeline_size": (1, 2),
     "parallel.data_parallel_replicate_size": (1, 2),
@@ -115,6 +116,14 @@ TOGETHER: dict[tuple[str, Any], Values] = {
         "architecture.num_hidden_layers": 4,
     },
     ("parallel.data_parallel_replicate_size", 2): {"zero_stage": 1, "data_parallel_size": 2},
+    ("parallel.expert_parallel_size", 2): {
+        "data_parallel_size": 2,
+        "architecture.num_experts": 4,
+    },
+    ("parallel.expert_parallel_size", 4): {
+        "data_parallel_size": 4,
+        "architecture.num_experts": 4,
+    },
     ("parallel.pipeline_layers", "uneven"): {"architecture.num_hidden_layers": 4},
     ("rampup_batch_size", "grows"): {"num_micro_batches": 4},
 }
@@ -165,8 +174,8 @@ FAMILIES: dict[str, Axes] = {
     "gpt_neox": {"partial_rotary_factor": (0.25, 1.0)},
     "hf_t5": {"num_decoder_layers": (0, 2), "relative_attention_num_buckets": (8,)},
     "mistral": {"sliding_window": (0, 5)},
-    "mixtral": {"num_experts": (3,), "num_experts_per_tok": (2, 1), "sliding_window": (0, 5)},
-    "olmoe": {"num_experts": (5,), "num_experts_per_tok": (3,)},
+    "mixtral": {"num_experts": (3, 4), "num_experts_per_tok": (2, 1), "sliding_window": (0, 5)},
+    "olmoe": {"num_experts": (5, 4), "num_experts_per_tok": (3,)},
     "olmo3": {
         "sliding_window": (5,),
         "full_attention_interval": (2, 0),
@@ -174,7 +183,7 @@ FAMILIES: dict[str, Axes] = {
     },
     "phi3": {"partial_rotary_factor": (1.0, 0.5), "sliding_window": (0, 5)},
     "qwen3_moe": {
-        "num_experts": (5,),
+        "num_experts": (5, 4),
         "num_experts_per_tok": (2,),
         "moe_intermediate_size": (8,),
     },
@@ -239,7 +248,8 @@ def learner_axes(family: str, objective: str) -> Axes:
     found = {f"architecture.{n}": v for n, v in own.items() if n not in OF_TASKS}
     of_step = axes()
     if not plugins.constant("models/*/model", family, "HAS_ROUTERS", default=False):
-        of_step = {axis: v for axis, v in of_step.items() if not axis.startswith("router.")}
+        of_experts = ("router.", "parallel.expert_")
+        of_step = {axis: v for axis, v in of_step.items() if not axis.startswith(of_experts)}
     if objective in tasks():
         known = {*TRAIN_SETTINGS, "data_parallel_size", "num_micro_batches", "architecture"}
         of_step = {axis: v for axis, v in of_step.items() if axis.partition(".")[0] in known}

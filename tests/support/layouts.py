@@ -37,6 +37,7 @@ def parallel(**sizes: Any) -> dict[str, Any]:
         "sp": "sequence_parallel",
         "cp": "context_parallel_size",
         "method": "context_parallel_method",
+        "ep": "expert_parallel_size",
         "pp": "pipeline_parallel_size",
         "schedule": "pipeline_schedule",
         "vpp": "virtual_pipeline_size",

@@ -7,10 +7,11 @@ from typing import Any, NamedTuple
 
 from tests.support.compositions import Composition, Values
 from tests.support.proved_compositions import prove_all
-from tokamake.models.common.experts import Router
+from tokamake.models.common.experts import ExpertLinear, Router
 from tokamake.models.common.router_losses import RouterLosses
 from tokamake.parallel import (
     collectives,
+    expert_dispatch,
     loss,
     pipeline,
     ring,
@@ -37,6 +38,7 @@ SEQUENCE = TENSOR | {"parallel.sequence_parallel": True}
 CONTEXT = {"parallel.context_parallel_size": 2}
 ULYSSES = CONTEXT | {"parallel.context_parallel_method": "ulysses"}
 PIPELINE = {"parallel.pipeline_parallel_size": 2}
+EXPERTS = {"parallel.expert_parallel_size": 2, "architecture.num_experts": 4}
 TIED = {"architecture.tie_word_embeddings": True}
 SHARDED = {"zero_stage": 2}
 MASKED = {"eod_mask_loss": True}
@@ -233,6 +235,58 @@ FAULTS = [
         "self.routers.factor = factors.rows",
         "self.routers.factor = factors.rows and factors.rows * self._mesh.pipeline.size",
         composition(2, PIPELINE, "olmoe"),
+    ),
+    # ---- Expert parallelism ----
+    *(
+        Fault(
+            expert_dispatch._Exchanged.backward,
+            "ctx.axis), None",
+            f"ctx.axis) {factor} ctx.axis.size, None",
+            composition(2, EXPERTS, "mixtral"),
+        )
+        for factor in "*/"
+    ),
+    Fault(
+        sharding.shard,
+        "set_gradient_divide_factor(1.0)",
+        "set_gradient_divide_factor(mesh.shards.size() / shards.size())",
+        composition(4, EXPERTS | SHARDED, "qwen3_moe"),
+    ),
+    Fault(
+        sharding.shard,
+        "(each, mesh.expert_shards)",
+        "(each, mesh.shards)",
+        composition(4, EXPERTS, "olmoe"),
+    ),
+    Fault(
+        sharding.parameter_chunks,
+        "and name != tied_output",
+        "and (mesh.expert.rank == 0 or not placed[name].axes)",
+        composition(2, EXPERTS | {"zero_stage": 0}, "mixtral"),
+    ),
+    Fault(
+        sharding._replica,
+        "mesh.get_local_rank(0) if mesh.ndim > 1 else 0",
+        "0",
+        composition(4, EXPERTS | {"zero_stage": 0}, "mixtral"),
+    ),
+    Fault(
+        sharding._groups,
+        "axes += [mesh.axis(name) for name, _ in placement.axes]",
+        "pass",
+        composition(2, EXPERTS | {"optimizer.name": "lamb"}, "qwen3_moe"),
+    ),
+    Fault(
+        sharding._place,
+        "(*splits, *placement.axes)",
+        "splits",
+        composition(2, EXPERTS, "mixtral"),
+    ),
+    Fault(
+        ExpertLinear.__init__,
+        "Placement(divided, axes=axes",
+        "Placement(divided",
+        composition(2, EXPERTS, "mixtral"),
     ),
     # ---- Updates ----
     *(

@@ -36,6 +36,9 @@ class ParallelSettings(Settings):
     context_parallel_method: Literal["ring", "ulysses"] = "ring"
     """Attention over a split sequence. ring: ranks pass keys and values around. ulysses: ranks
     exchange heads (all-to-all)."""
+    expert_parallel_size: Size = 1
+    """Ranks among which the experts of a layer are divided, of the data- and context-parallel ones.
+    Tokens travel to the ranks of their experts and back."""
     pipeline_parallel_size: Size = 1
     """Ranks among which the layers are divided."""
     pipeline_schedule: Literal[
@@ -102,6 +105,15 @@ class ParallelSettings(Settings):
             raise UserError(
                 f"train.parallel.data_parallel_replicate_size: {replicas}: does not divide "
                 f"{size} data-parallel ranks; give {divisor(size)}"
+            )
+        sharers = size * context // replicas
+        if sharers % self.expert_parallel_size:
+            unit = "data-parallel × context-parallel ranks"
+            if replicas > 1:
+                unit += " of a group of data_parallel_replicate_size"
+            raise UserError(
+                f"train.parallel.expert_parallel_size: {self.expert_parallel_size}: does not "
+                f"divide {sharers} {unit}; give {divisor(sharers)}"
             )
         return size
 
@@ -171,6 +183,7 @@ class ParallelSettings(Settings):
             )
         _divides(tensor_size, (architecture.intermediate_size, "intermediate_size"))
         _divides(tensor_size, (architecture.expert_size, "moe_intermediate_size"))
+        _check_expert_parallel(architecture, self.expert_parallel_size)
         _check_pipeline_parallel(architecture, self.pipeline_parallel_size)
         _check_context_parallel(architecture, context)
         if context > 1:
@@ -196,6 +209,16 @@ def _divides(size: tuple[str, int], whole: tuple[int, str]) -> None:
             f"train.parallel.{name}: {ranks}: does not divide {number} ({unit}); give "
             f"{divisor(number)}"
         )
+
+
+def _check_expert_parallel(architecture: Architecture, size: int) -> None:
+    if size > 1 and not architecture.has_routers:
+        raise UserError(
+            f"train.parallel.expert_parallel_size: {size}: {architecture.family} has no experts; "
+            "set 1"
+        )
+    if size > 1:
+        _divides(("expert_parallel_size", size), (architecture.setting("num_experts"), "experts"))
 
 
 def _check_context_parallel(architecture: Architecture, size: int) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from itertools import product
-from math import log
+from math import gcd, log
 from typing import Any, NamedTuple
 
 from tokamake.config.architecture import Architecture
@@ -66,6 +66,7 @@ def settings(layout: Layout) -> dict[str, Any]:
         "sequence_parallel": layout.sequence_parallel,
         "pipeline_parallel_size": layout.pipeline,
         "context_parallel_size": layout.context,
+        "expert_parallel_size": layout.expert,
     }
     if layout.virtual > 1:
         parallel |= {
@@ -105,7 +106,7 @@ def suggested(
     )
     found: dict[tuple[int, ...], Suggestion] = {}
     for step, layout in timed:
-        division = (layout.tensor, layout.pipeline, layout.context)
+        division = (layout.tensor, layout.pipeline, layout.context, layout.expert)
         if division in found:
             continue
         most = USABLE_MEMORY * device.memory_bytes
@@ -128,7 +129,7 @@ def _tied(seconds: float) -> int:
 
 def _complexity(layout: Layout) -> tuple[int, ...]:
     """Sort key of equally fast layouts: the simpler one has the smaller value."""
-    division = layout.tensor * layout.pipeline * layout.context
+    division = layout.tensor * layout.pipeline * layout.context * layout.expert
     return division, max(1, layout.zero), layout.recompute != "none", layout.virtual
 
 
@@ -159,16 +160,18 @@ def _candidates(run: Run, allocation: Allocation) -> Iterator[Layout]:
 
 
 def _variants(shape: Architecture, division: Layout) -> Iterator[Layout]:
-    """Layouts of the same division: virtual stages, recomputation, ZeRO."""
-    pipeline = division.pipeline
+    """Layouts of the same division: ranks of experts, virtual stages, recomputation, ZeRO."""
+    pipeline, experts = division.pipeline, [1]
+    if shape.has_routers:
+        experts = _divisors(gcd(division.data * division.context, shape.setting("num_experts")))
     has_sharers = division.data * division.context > 1
     # In a pipeline, weights stay whole, and gradients until the end of a step.
     stages = (1, 2, 3) if has_sharers and pipeline == 1 else (1,)
     for virtual in _VIRTUAL if pipeline > 1 else (1,):
         if virtual > 1 and shape.num_hidden_layers % (pipeline * virtual):
             continue
-        for recompute, zero in product(("none", "selective", "full"), stages):
-            yield replace(division, virtual=virtual, recompute=recompute, zero=zero)
+        for recompute, zero, ranks in product(("none", "selective", "full"), stages, experts):
+            yield replace(division, virtual=virtual, recompute=recompute, zero=zero, expert=ranks)
 
 
 def _divisors(number: int) -> list[int]:
@@ -180,30 +183,33 @@ class _Times:
 
     def __init__(self, run: Run, device: Accelerator) -> None:
         self._run, self._device = run, device
-        self._parameters: dict[tuple[int, int, int], int] = {}
+        self._parameters: dict[tuple[int, ...], tuple[int, int]] = {}
 
     def __call__(self, layout: Layout) -> StepTime:
         train = self._run.train
-        division = layout.tensor, layout.pipeline, layout.virtual
+        division = layout.tensor, layout.pipeline, layout.virtual, layout.expert
         if division not in self._parameters:
             self._parameters[division] = self._largest(layout)
+        parameters, of_experts = self._parameters[division]
         return step_time(
             self._run.architecture,
             layout,
             device=self._device,
             global_batch=train.global_batch_size,
             sequence_length=train.sequence_length,
-            parameters=self._parameters[division],
+            parameters=parameters,
+            expert_parameters=of_experts,
             precision=planned_precision(self._run),
         )
 
-    def _largest(self, layout: Layout) -> int:
-        """Parameters of the largest pipeline rank."""
+    def _largest(self, layout: Layout) -> tuple[int, int]:
+        """Parameters of the largest pipeline rank, and of its experts."""
         parallel = ParallelSettings.model_validate(settings(layout)["parallel"])
         train = self._run.train.model_copy(update={"parallel": parallel})
         run = self._run.model_copy(update={"train": train})
         ranks = {0, layout.pipeline // 2, layout.pipeline - 1}
-        return max(sum(stage.total for stage in stage_sizes(run, rank)) for rank in ranks)
+        stages = [stage_sizes(run, rank) for rank in ranks]
+        return max((sum(s.total for s in each), sum(s.experts for s in each)) for each in stages)
 
 
 def _memory(run: Run, layout: Layout, *, ranks: int, most: float) -> float | None:
@@ -239,6 +245,7 @@ def lines(name: str, found: list[Suggestion], *, allocation: Allocation) -> list
         "TP",
         "PP",
         "CP",
+        "EP",
         "DP",
         "micro",
         "recompute",
@@ -257,7 +264,8 @@ def lines(name: str, found: list[Suggestion], *, allocation: Allocation) -> list
         largest = max(parts, key=lambda part: parts[part])
         rows.append(
             (
-                *(str(n) for n in (layout.tensor, stages, layout.context, layout.data)),
+                *(str(n) for n in (layout.tensor, stages, layout.context)),
+                *(str(n) for n in (layout.expert, layout.data)),
                 *(str(layout.micro_batch), layout.recompute, str(layout.zero)),
                 in_bytes(round(each.memory_bytes)),
                 _seconds(each.step.total),
@@ -272,7 +280,7 @@ def lines(name: str, found: list[Suggestion], *, allocation: Allocation) -> list
         f"run {name}: {allocation.ranks:,} ranks of {allocation.device} on "
         f"{counted(allocation.nodes, 'node')} in "
         f"{found[0].precision}, predicted by docs/explanation/cost-model.md",
-        *table(rows, left=(5, 11)),
+        *table(rows, left=(6, 12)),
         *[_NOTE] * (found[0].step.total < _SHORT_STEP),
         "settings of the first, in the section train:",
         *(f"  {key}: {value}" for key, value in best.items() if key != "parallel"),

@@ -14,22 +14,29 @@ _DIVIDED = re.compile(
     r"_proj\.weight|([qkv]|gate|up)_proj\.bias|embed_tokens\.weight|lm_head\.(weight|bias)$"
 )
 """Tensors that tensor-parallel ranks divide; each rank has all other tensors whole."""
+_OF_EXPERTS = re.compile(r"\.experts\.")
+"""Stacks of experts, which expert-parallel ranks divide."""
 _AT_THE_START = re.compile(r"\.embed_")
 """Tensors of the first pipeline stage."""
 
 
 class _Sizes:
-    """Elements on a tensor-parallel rank, by the part of the model that they belong to."""
+    """Elements on a tensor- and expert-parallel rank, by their part of the model."""
 
-    def __init__(self, architecture: Architecture, ranks: int) -> None:
+    def __init__(self, architecture: Architecture, ranks: int, expert_ranks: int) -> None:
         self.layers: dict[int, int] = {}
         """Layer → elements; equal numbers of several stacks are added."""
+        self.experts: dict[int, int] = {}
+        """Layer → elements of its experts, which `layers` counts, too."""
         self.has_gate = False
         self.first = self.last = self.embedding = 0
         for name, shape in model_tensors.shapes(architecture).items():
             size = _elements(name, shape, architecture=architecture, ranks=ranks)
             if match := _LAYER.search(name):
                 number = int(match[1])
+                if _OF_EXPERTS.search(name):
+                    size //= expert_ranks
+                    self.experts[number] = self.experts.get(number, 0) + size
                 self.layers[number] = self.layers.get(number, 0) + size
                 self.has_gate |= ".gate_proj." in name
             elif _AT_THE_START.search(name):
@@ -40,8 +47,8 @@ class _Sizes:
 
 
 @lru_cache(maxsize=64)
-def _sizes(text: str, ranks: int) -> _Sizes:
-    return _Sizes(Architecture.model_validate_json(text), ranks)
+def _sizes(text: str, ranks: int, expert_ranks: int) -> _Sizes:
+    return _Sizes(Architecture.model_validate_json(text), ranks, expert_ranks)
 
 
 def _elements(name: str, shape: tuple[int, ...], *, architecture: Architecture, ranks: int) -> int:
@@ -65,13 +72,14 @@ def num_tensors(architecture: Architecture) -> int:
 
 def has_gated_mlp(architecture: Architecture) -> bool:
     """Whether the MLP multiplies its up projection by a gate."""
-    return _sizes(architecture.model_dump_json(), 1).has_gate
+    return _sizes(architecture.model_dump_json(), 1, 1).has_gate
 
 
 def stage_sizes(run: Run, rank: int) -> list[StageSize]:
     """Stages of a pipeline rank, for `train.memory.estimate`."""
     parallel, architecture = run.train.parallel, run.architecture
-    sizes = _sizes(architecture.model_dump_json(), parallel.tensor_parallel_size)
+    expert_ranks = parallel.expert_parallel_size
+    sizes = _sizes(architecture.model_dump_json(), parallel.tensor_parallel_size, expert_ranks)
     stages = parallel.layers_of_stages(architecture.num_hidden_layers)
     found = []
     for number in parallel.stages_of_rank(rank):
@@ -82,9 +90,11 @@ def stage_sizes(run: Run, rank: int) -> list[StageSize]:
         total = sum(layers) + sizes.first * is_first + sizes.last * is_last
         if is_last and not is_first and architecture.tie_word_embeddings:
             total += sizes.embedding  # the output layer's copy
-        found.append(StageSize(layers, total, is_last, partial(_share, total)))
+        experts = sum(sizes.experts.get(layer, 0) for layer in stages[number])
+        share = partial(_share, total - experts, experts, expert_ranks)
+        found.append(StageSize(layers, total, is_last, share, experts))
     return found
 
 
-def _share(total: int, shards: int) -> float:
-    return total / max(1, shards)
+def _share(dense: int, experts: int, expert_ranks: int, shards: int) -> float:
+    return dense / max(1, shards) + experts / max(1, shards // expert_ranks)

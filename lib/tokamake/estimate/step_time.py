@@ -27,6 +27,8 @@ _STATES = 10
 _OPTIMIZER_BYTES = 30
 """Bytes that an optimizer step reads and writes for each parameter: fp32 weight, two states,
 gradient, and the weight of the passes."""
+_EXCHANGES = 4
+"""Collectives of a layer's experts: numbers of rows, rows, their weights, results."""
 _SCORES = 5
 """Times that softmax, mask and dropout read or write each score, if a kernel stores scores."""
 
@@ -38,6 +40,8 @@ class Layout:
     tensor: int = 1
     pipeline: int = 1
     context: int = 1
+    expert: int = 1
+    """Ranks, of those of data and context, that divide experts."""
     data: int = 1
     micro_batch: int = 1
     virtual: int = 1
@@ -67,6 +71,8 @@ class StepTime(NamedTuple):
     """All-reduces of tensor parallelism."""
     context: float
     """Keys and values that pass between ranks."""
+    expert: float
+    """Rows that go to their experts and back."""
     pipeline: float
     """States that pass between stages."""
     bubble: float
@@ -87,6 +93,7 @@ class _Layer(NamedTuple):
     elementwise: float
     tensor: float
     context: float
+    expert: float
 
 
 def step_time(
@@ -97,12 +104,14 @@ def step_time(
     global_batch: int,
     sequence_length: int,
     parameters: float,
+    expert_parameters: float = 0.0,
     precision: str = "bf16",
 ) -> StepTime:
     """Seconds of one step.
 
     Args:
-        parameters: parameters of the largest stage on a tensor-parallel rank.
+        parameters: parameters of the largest stage on a tensor- and expert-parallel rank.
+        expert_parameters: of these, parameters of experts.
     """
     costs = _Costs(
         architecture,
@@ -120,12 +129,13 @@ def step_time(
         elementwise=(3 + (layout.recompute != "none")) * forward.elementwise,
         tensor=(2 + again) * forward.tensor,
         context=(3 + again) * forward.context,
+        expert=(2 + again) * forward.expert,
     )
     num_layers = architecture.num_hidden_layers / layout.pipeline
     hop = 2 * layout.virtual * costs.hop()
     logits, of_loss = costs.logits()
     stage = num_layers * sum(passes) + hop
-    data, optimizer = costs.data(parameters), costs.optimizer(parameters)
+    data, optimizer = costs.data(parameters), costs.optimizer(parameters, expert_parameters)
     if layout.zero == 3:  # weights and gradients of a layer travel while others are computed
         exchange = costs.sharded(parameters, num_layers)
         exposed = max(0.0, exchange - stage) + EXPOSED_SHARE * min(exchange, stage)
@@ -137,6 +147,7 @@ def step_time(
         elementwise=num_batches * (num_layers * passes.elementwise + of_loss),
         tensor=num_batches * num_layers * passes.tensor,
         context=num_batches * num_layers * passes.context,
+        expert=num_batches * num_layers * passes.expert,
         pipeline=num_batches * hop,
         bubble=(layout.pipeline - 1) / layout.virtual * stage,
         data=data,
@@ -202,7 +213,17 @@ class _Costs:
             num_bytes * numbers / self._memory,
             tensor=2 * reduced,
             context=passes * (passed + LATENCY),
+            expert=self._exchanged(state),
         )
+
+    def _exchanged(self, state: float) -> float:
+        """Rows to the ranks of their experts, and back: each token once for each of its experts."""
+        ranks = self._layout.expert
+        if ranks == 1:
+            return 0.0
+        rows = self._shape.setting("num_experts_per_tok") * state * (ranks - 1) / ranks
+        speed = self._speed(self._layout.tensor * ranks)
+        return 2 * rows / speed + _EXCHANGES * LATENCY
 
     def logits(self) -> tuple[float, float]:
         """Both passes of the output layer, and of the loss, for a micro batch."""
@@ -234,9 +255,11 @@ class _Costs:
         sent = self._number_bytes * parameters / self._speed(self._layout.ranks)
         return 3 * (sent + LATENCY * num_layers)
 
-    def optimizer(self, parameters: float) -> float:
+    def optimizer(self, parameters: float, of_experts: float) -> float:
         sharers = self._layout.data * self._layout.context if self._layout.zero else 1
-        return _OPTIMIZER_BYTES * parameters / sharers / self._memory
+        own = (parameters - of_experts) / sharers
+        own += of_experts / max(1, sharers // self._layout.expert)
+        return _OPTIMIZER_BYTES * own / self._memory
 
     def _speed(self, ranks: int) -> float:
         """Bandwidth among consecutive ranks: they are in one node, or use the network."""

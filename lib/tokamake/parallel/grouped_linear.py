@@ -46,6 +46,8 @@ def _has_kernel(x_RD: Tensor, width: int) -> bool:
 
 def grouped_linear(x_RD: Tensor, weight_GED: Tensor, groups: Groups) -> Tensor:
     """(R, E): each row of x times the weight (E, D) of its group; groups may be empty."""
+    if not len(x_RD):  # the gradient of all weights is 0, but exists
+        return linear(x_RD, weight_GED[0])
     if isinstance(groups, Tensor):
         assert _grouped_mm is not None
         product: Tensor = _grouped_mm(x_RD, weight_GED.transpose(1, 2), offs=groups)

@@ -2,7 +2,7 @@
 
 The section `parallel` of the config sets the sizes. Models and back ends get a `Mesh` as an
 argument; there is no global state. Tensor-parallel ranks are consecutive; then come context, data
-and pipeline, as in Megatron.
+and pipeline, as in Megatron. Ranks that divide experts are consecutive ones of context and data.
 """
 
 from collections.abc import Sequence
@@ -29,6 +29,8 @@ class Mesh:
     """Ranks that divide each sequence."""
     data: Axis = SINGLE_RANK_AXIS
     """Ranks that divide each global batch."""
+    expert: Axis = SINGLE_RANK_AXIS
+    """Ranks, of the data- and context-parallel ones, that divide the experts of each layer."""
     pipeline: Axis = SINGLE_RANK_AXIS
     """Ranks that divide the layers into stages."""
     sequence_parallel: bool = False
@@ -39,6 +41,10 @@ class Mesh:
     """Ranks over which FSDP2 shards parameters: one dimension, or (replicas, shards) for HSDP."""
     copy: tuple[tuple[int, ...], ...] = ((0,),)
     """Global ranks that together hold one copy of this stage: [tensor-parallel rank][shard]."""
+    expert_shards: DeviceMesh | None = None
+    """As `shards`, for experts: each rank shards its own; None: no ranks divide experts."""
+    expert_copy: tuple[tuple[int, ...], ...] = ()
+    """As `copy`, for experts: those that divide experts are consecutive; empty: as `copy`."""
 
     def axis(self, name: str) -> Axis:
         axis: Axis = getattr(self, name)
@@ -49,7 +55,7 @@ class Mesh:
 
         Ranks on one of the further axes are consecutive shards.
         """
-        ranks = torch.tensor(self.copy)
+        ranks = torch.tensor(self.expert_copy if axes and self.expert_copy else self.copy)
         for name in axes:
             ranks = ranks.unflatten(-1, (-1, self.axis(name).size)).transpose(-1, -2)
         return ranks
@@ -64,6 +70,7 @@ def planned(settings: "ParallelSettings") -> Mesh:
     return Mesh(
         tensor=Axis(0, settings.tensor_parallel_size),
         context=Axis(0, settings.context_parallel_size),
+        expert=Axis(0, settings.expert_parallel_size),
         sequence_parallel=settings.sequence_parallel,
     )
 
@@ -91,19 +98,40 @@ def build(
         sizes = {"pipeline": pipeline, "replicas": replicas, "shards": shards, "tensor": tensor}
         grid = _grid(device, sizes, always="shards")
         kept = grid["replicas", "shards"] if replicas > 1 else grid["shards"]
-    # The ranks of a copy are consecutive.
-    first = dist.get_rank() // (shards * tensor)
-    ranks = torch.arange(shards * tensor) + first * shards * tensor
+    expert = settings.expert_parallel_size
+    expert_shards = max(1, shards // expert)
+    kept_experts, expert_axis = None, Axis()
+    if expert > 1:
+        sizes = {
+            "pipeline": pipeline,
+            "replicas": data * context // (expert * expert_shards),
+            "shards": expert_shards,
+            "expert": expert,
+            "tensor": tensor,
+        }
+        grid = _grid(device, sizes, always="shards")
+        kept_experts = grid["replicas", "shards"] if sizes["replicas"] > 1 else grid["shards"]
+        expert_axis = _axis(grid, "expert")
     return Mesh(
         tensor=_axis(work, "tensor"),
         context=_axis(work, "context"),
         data=_axis(work, "data"),
+        expert=expert_axis,
         pipeline=_axis(work, "pipeline"),
         sequence_parallel=settings.sequence_parallel and tensor > 1,
         context_method=settings.context_parallel_method,
         shards=kept,
-        copy=tuple(map(tuple, ranks.view(shards, tensor).T.tolist())),
+        copy=_copy(shards, tensor),
+        expert_shards=kept_experts,
+        expert_copy=_copy(expert * expert_shards, tensor),
     )
+
+
+def _copy(shards: int, tensor: int) -> tuple[tuple[int, ...], ...]:
+    """Ranks that hold a copy together with this rank, which are consecutive."""
+    size = shards * tensor
+    first = dist.get_rank() // size * size
+    return tuple(tuple(range(first + rank, first + size, tensor)) for rank in range(tensor))
 
 
 def _grid(device: torch.device, sizes: dict[str, int], *, always: str = "") -> DeviceMesh:

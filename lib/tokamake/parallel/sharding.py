@@ -74,21 +74,26 @@ def shard(
     *,
     policy: "MixedPrecisionPolicy",
     reshard_after_forward: bool,
+    experts: Iterable[nn.Module] = (),
 ) -> None:
     """Shard a module's parameters over the mesh with FSDP2; it sums gradients over the ranks.
 
     Args:
         blocks: submodules whose parameters are gathered together, such as layers.
+        experts: submodules of blocks whose parameters differ between the ranks of the expert axis:
+            ranks with the same experts shard them.
         reshard_after_forward: whether to free gathered parameters between forward and backward.
     """
     from torch.distributed.fsdp import FSDPModule, fully_shard  # not above: the import takes long
 
-    for block in (*blocks, module):
+    of_experts = [(each, mesh.expert_shards) for each in experts]
+    for block, shards in (*of_experts, *((each, mesh.shards) for each in (*blocks, module))):
         fully_shard(
-            block, mesh=mesh.shards, mp_policy=policy, reshard_after_forward=reshard_after_forward
+            block, mesh=shards, mp_policy=policy, reshard_after_forward=reshard_after_forward
         )
         assert isinstance(block, FSDPModule)
         # Losses are sums over tokens, so gradients are summed. Some back ends have no average.
+        # An expert has the tokens of all ranks that divide experts: the same sum, over fewer ranks.
         block.set_gradient_divide_factor(1.0)
         block.set_force_sum_reduction_for_comms(True)
 

@@ -26,18 +26,19 @@ _VOCABULARY = 61
 
 
 def shortened(run: Run, most: int) -> Run:
-    """The run with a pipeline that is short enough for `most` ranks; other sizes stay.
+    """The run with a pipeline, and then few experts' ranks, that `most` ranks are enough for.
 
     Raises:
         UserError: tensor and context parallelism alone need more ranks.
     """
-    parallel = run.train.parallel
-    ranks = parallel.pipeline_parallel_size
+    ranks = run.train.parallel.pipeline_parallel_size
     while ranks > 2 and num_ranks(run) > most:
         ranks = max(2, ranks // 2)
-        layout = {"pipeline_parallel_size": ranks, "pipeline_layers": ()}
-        parallel = parallel.model_copy(update=layout)
-        run = run.model_copy(update={"train": run.train.model_copy(update={"parallel": parallel})})
+        run = _laid_out(run, pipeline_parallel_size=ranks, pipeline_layers=())
+    ranks = run.train.parallel.expert_parallel_size
+    while ranks > 2 and num_ranks(run) > most:
+        ranks = max(2, ranks // 2)
+        run = _laid_out(run, expert_parallel_size=ranks)
     if num_ranks(run) > most:
         raise UserError(
             f"train.parallel: a miniature of this layout needs {num_ranks(run)} ranks, and "
@@ -48,14 +49,21 @@ def shortened(run: Run, most: int) -> Run:
 
 
 def num_ranks(run: Run) -> int:
-    """Ranks of the miniature: as few data-parallel ranks as show what data parallelism does."""
+    """Ranks of the miniature: as few data-parallel ranks as show what data parallelism does.
+
+    If ranks divide experts, two of them have the same ones.
+    """
     parallel = run.train.parallel
-    sharers = (
-        parallel.tensor_parallel_size
-        * parallel.context_parallel_size
-        * parallel.pipeline_parallel_size
-    )
-    return sharers * (4 if parallel.data_parallel_replicate_size > 1 else 2)
+    context, experts = parallel.context_parallel_size, parallel.expert_parallel_size
+    data = 4 if parallel.data_parallel_replicate_size > 1 else 2
+    if experts > 1:
+        data = math.lcm(data * context, 2 * experts) // context
+    return data * context * parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+
+
+def _laid_out(run: Run, **sizes: Any) -> Run:
+    parallel = run.train.parallel.model_copy(update=sizes)
+    return run.model_copy(update={"train": run.train.model_copy(update={"parallel": parallel})})
 
 
 def miniature(run: Run, world_size: int, *, precision: str) -> Run:
@@ -142,7 +150,7 @@ def _tiny_model(architecture: Architecture, parallel: ParallelSettings) -> Archi
         "head_dim": _HEAD_DIM,
     }
     changed |= _tiny_rope(architecture) | _tiny_attention(architecture)
-    changed |= _few_experts(architecture, width=2 * tensor)
+    changed |= _few_experts(architecture, width=2 * tensor, ranks=parallel.expert_parallel_size)
     layers = sum(parallel.pipeline_layers) or max(2, parallel.num_stages)
     while True:
         try:
@@ -183,11 +191,11 @@ def _tiny_rope(architecture: Architecture) -> dict[str, Any]:
     return {"rope_scaling": scaling.model_dump() | factors}
 
 
-def _few_experts(architecture: Architecture, *, width: int) -> dict[str, Any]:
+def _few_experts(architecture: Architecture, *, width: int, ranks: int) -> dict[str, Any]:
     """Few narrow experts, if there are any; a token uses several of them as in the run."""
     if not architecture.has_routers:
         return {}
-    number = min(architecture.setting("num_experts"), _MOST_EXPERTS)
+    number = min(architecture.setting("num_experts"), max(1, _MOST_EXPERTS // ranks) * ranks)
     chosen = architecture.setting("num_experts_per_tok")
     few: dict[str, Any] = {"num_experts": number}
     few["num_experts_per_tok"] = max(1, min(chosen, number // 2))

@@ -41,7 +41,8 @@ def prove(
         run: Run of the config's table of runs; default: each run that pretrains.
         architecture: File of the model, such as config/models/llama2-7b.yaml, for a config whose
             checkpoint is on another machine; default: as the config says.
-        most_ranks: Ranks that it may start on this machine; a longer pipeline is shortened.
+        most_ranks: Ranks that it may start on this machine; a longer pipeline is shortened, and
+            then fewer ranks divide the experts.
     """
     from tokamake.prove.local_ranks import on_local_ranks
     from tokamake.prove.miniature import num_ranks, shortened
@@ -69,17 +70,22 @@ def prove(
     for each in runs:
         short = shortened(each, most_ranks)
         if short is not each:
-            print(
-                f"{each.run}: a pipeline of {short.train.parallel.pipeline_parallel_size} ranks, "
-                f"not {each.train.parallel.pipeline_parallel_size}, to start at most {most_ranks} "
-                "ranks here",
-                flush=True,
-            )
+            print(_shortening(each, short, most_ranks=most_ranks), flush=True)
         world_size = num_ranks(short)
         found = on_local_ranks(partial(_prove, short), world_size)
         failed |= _report(short, world_size, found=found)
     if failed:
         raise SystemExit(1)
+
+
+def _shortening(run: "Run", short: "Run", *, most_ranks: int) -> str:
+    own, new = run.train.parallel, short.train.parallel
+    changed = []
+    if (ranks := new.pipeline_parallel_size) != own.pipeline_parallel_size:
+        changed.append(f"a pipeline of {ranks} ranks, not {own.pipeline_parallel_size}")
+    if (ranks := new.expert_parallel_size) != own.expert_parallel_size:
+        changed.append(f"experts divided by {ranks}, not {own.expert_parallel_size}")
+    return f"{run.run}: {', '.join(changed)}, to start at most {most_ranks} ranks here"
 
 
 def _report(run: "Run", world_size: int, *, found: list[str], ranks: "Ranks | None" = None) -> bool:
@@ -110,6 +116,8 @@ def _verdict(run: "Run", world_size: int, *, found: list[str]) -> str:
         f"{parallel.data_parallel_size(world_size)} = {world_size} ranks, {run.train.backend}, "
         f"ZeRO {run.train.zero_stage}"
     )
+    if (size := parallel.expert_parallel_size) > 1:
+        layout += f", experts divided by {size}"
     if not found:
         return f"proved: {layout}: the same losses, gradients and weights as in one process"
     lines = "\n".join(f"  {line}" for line in found[:_MOST_LINES])

@@ -46,7 +46,7 @@ class Estimate(NamedTuple):
 
 
 class StageSize(NamedTuple):
-    """Parameters of a pipeline stage on its first tensor-parallel rank."""
+    """Parameters of a pipeline stage on its first tensor- and expert-parallel rank."""
 
     layers: Sequence[int]
     """Parameters of each layer."""
@@ -56,6 +56,8 @@ class StageSize(NamedTuple):
     """Whether it has the output layer."""
     own: Callable[[int], float]
     """Number of ranks that shard parameters → parameters whose fp32 weights a rank keeps."""
+    experts: int = 0
+    """Parameters of experts, as far as they are counted."""
 
 
 class _Setup(NamedTuple):
@@ -81,8 +83,9 @@ def estimate(
 
     `stages` returns the stages of a pipeline rank; None: they are built on the meta device.
 
-    With P parameters of a rank after tensor and pipeline parallelism, S ranks that shard them,
-    b bytes an element in the passes (4 or 2), D optimizer states:
+    With P parameters of a rank after tensor, expert and pipeline parallelism, S ranks that shard
+    them (of experts: those with the same ones), b bytes an element in the passes (4 or 2), D
+    optimizer states:
 
     - weights: 4P/S, and copies: bP in zero_stage 0 to 2; in stage 3, b times the parameters of the
       largest layer and outside layers (in a pipeline, of the whole stage). One rank in fp32 has
@@ -96,6 +99,8 @@ def estimate(
       divides it; tensor parallelism divides `split`, and with sequence parallelism `states`. With
       recomputation `full`: the input of each layer (or group of layers), and all of one group. With
       `selective`: results of matrix products and attention.
+    - experts: as if each rank had the same number of rows. A rank whose experts are chosen more
+      often needs as many times more for the part of its layer's activations that is split.
     - logits: b × tokens × this rank's part of the vocabulary; their gradient replaces them. Times
       the micro batches on their way, if the schedule computes gradients of weights late.
 

@@ -135,6 +135,7 @@ class PipelineStages:
                 self._mesh,
                 policy=MixedPrecisionPolicy(param_dtype=self._dtype, reduce_dtype=torch.float32),
                 reshard_after_forward=train.zero_stage == 3,
+                experts=module.experts if self._mesh.expert.size > 1 else (),
             )
         if self._allocates:
             module.to_empty(device=device)

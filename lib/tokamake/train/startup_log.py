@@ -92,9 +92,11 @@ def _layout(run: Run, ranks: Ranks, device: torch.device) -> str:
         "tensor": parallel.tensor_parallel_size,
         "pipeline": parallel.pipeline_parallel_size,
     }
+    experts = parallel.expert_parallel_size
     product = " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
     return (
         f"{counted(ranks.world_size, 'rank')}{f' = {product}' * bool(product)} on {device.type}, "
+        f"{f'experts divided by {experts}, ' * (experts > 1)}"
         f"{precision_of(run)}, {train.backend}, ZeRO stage {train.zero_stage}"
     )
 

@@ -37,14 +37,13 @@ class StateLayout:
 
     def __init__(self, mesh: Mesh, device: torch.device) -> None:
         self._mesh, self._device_type = mesh, device.type
-        self._is_alone = mesh.copy_grid().numel() == 1
         self._meshes: dict[tuple[str, ...], DeviceMesh] = {}
 
     def whole(self, chunk: ParameterChunk, local: Tensor) -> Tensor:
         """Wrap this rank's part of a parameter, or of its state, as a part of the whole tensor."""
-        if self._is_alone:
-            return local
         dim, axes = chunk.placement.dim, chunk.placement.axes
+        if self._mesh.copy_grid([name for name, _ in axes]).numel() == 1:
+            return local
         tensor_placement: Placement = Replicate() if dim is None else Shard(dim)
         is_sharded = isinstance(chunk.parameter, DTensor)
         shard_placement: Placement = Shard(0) if is_sharded else Replicate()

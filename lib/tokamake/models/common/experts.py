@@ -2,7 +2,8 @@
 
 After Switch (arXiv 2101.03961) and MegaBlocks (arXiv 2211.15841): tokens are sorted by expert, and
 no token is dropped, however many choose the same expert. Tensor-parallel ranks divide the width of
-each expert; all of them compute the router.
+each expert; all of them compute the router. Expert-parallel ranks divide the experts: rows go to
+the ranks of their experts, and the results come back (`parallel.expert_dispatch`).
 Shape suffixes: B batch, L tokens of a row, N tokens of a micro batch, K experts of a token, R rows
 (each token once for each of its experts), E experts, D hidden size, I width of an expert.
 """
@@ -21,6 +22,7 @@ from tokamake.models.common.router_losses import RouterLosses, Routing
 from tokamake.parallel.attention import AttentionMask
 from tokamake.parallel.axis import part
 from tokamake.parallel.dropout import Dropout, dropped
+from tokamake.parallel.expert_dispatch import ExpertDispatch, permuted
 from tokamake.parallel.grouped_linear import Groups, grouped_linear, groups_of
 from tokamake.parallel.linear import linear
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
@@ -45,13 +47,16 @@ class Router(nn.Module):
 
 
 class ExpertLinear(nn.Module):
-    """The same projection of all experts: a stack of matrices, (E, outputs, inputs)."""
+    """The same projection of this rank's experts: a stack of matrices, (E, outputs, inputs)."""
 
     def __init__(self, *shape: int, dim: int, mesh: Mesh) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(shape))
+        num_experts, *of_expert = shape
+        own = len(part(num_experts, mesh.expert))
+        self.weight = nn.Parameter(torch.empty(own, *of_expert))
         divided = dim if mesh.tensor.size > 1 else None
-        self.placements = {"weight": Placement(divided, hidden=True)}
+        axes = (("expert", 0),) if mesh.expert.size > 1 else ()
+        self.placements = {"weight": Placement(divided, axes=axes, hidden=True)}
 
     def forward(self, x: Tensor, groups: Groups) -> Tensor:
         """Map rows, sorted by expert."""
@@ -59,11 +64,12 @@ class ExpertLinear(nn.Module):
 
 
 class Experts(nn.Module):
-    """Gated MLPs; tensor-parallel ranks divide their width."""
+    """Gated MLPs; tensor-parallel ranks divide their width, expert-parallel ranks their number."""
 
     def __init__(self, architecture: Architecture, mesh: Mesh) -> None:
         super().__init__()
         number, hidden = architecture.setting("num_experts"), architecture.hidden_size
+        self._expert_axis = mesh.expert
         self._inner = inner = len(part(architecture.expert_size, mesh.tensor))
         self._activation = ACTIVATIONS[architecture.hidden_act]
         self.gate_proj = ExpertLinear(number, inner, hidden, dim=1, mesh=mesh)
@@ -86,26 +92,22 @@ class Experts(nn.Module):
         places_R = torch.empty_like(order_R)
         places_R[order_R] = torch.arange(len(order_R), device=order_R.device)
         x_RD: Tensor = _Dispatched.apply(x_ND, order_R, places_R, number)
+        weights_R = permuted(weights_NK.flatten(), order_R, places_R)
+        if self._expert_axis.size == 1:
+            y_RD = self._computed(x_RD, weights_R, counts_E)
+        else:
+            dispatch = ExpertDispatch(counts_E, self._expert_axis)
+            own_RD, own_R = dispatch.to_experts(x_RD), dispatch.to_experts(weights_R)
+            y_RD = dispatch.to_tokens(self._computed(own_RD, own_R, dispatch.counts))
+        return permuted(y_RD, places_R, order_R).unflatten(0, (-1, number)).sum(1)
+
+    def _computed(self, x_RD: Tensor, weights_R: Tensor, counts_E: Tensor) -> Tensor:
+        """Results of this rank's experts for rows that are sorted by expert."""
         groups = groups_of(counts_E, x_RD, width=self._inner)
         inner_RI = self._activation(self.gate_proj(x_RD, groups)) * self.up_proj(x_RD, groups)
         # Before the product, where states are narrower than after it.
-        weights_R: Tensor = _Permuted.apply(weights_NK.flatten(), order_R, places_R)
-        y_RD = self.down_proj(inner_RI * weights_R[:, None], groups)
-        y_RD = _Permuted.apply(y_RD, places_R, order_R)
-        return y_RD.unflatten(0, (-1, number)).sum(1)
-
-
-class _Permuted(torch.autograd.Function):
-    """Rows in another order; unlike torch's indexing, the backward pass adds up nothing."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
-        ctx.save_for_backward(inverse_R)
-        return x[order_R]
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return gradient[ctx.saved_tensors[0]], None, None
+        y_RD: Tensor = self.down_proj(inner_RI * weights_R[:, None], groups)
+        return y_RD
 
 
 class _Dispatched(torch.autograd.Function):
@@ -224,6 +226,11 @@ class ExpertDecoder(Decoder):
         for number, layer in self.layers.items():
             mlp: Any = layer.mlp
             mlp.number = int(number)
+
+    @property
+    def experts(self) -> list[nn.Module]:
+        """Modules whose parameters differ between expert-parallel ranks."""
+        return [module for module in self.modules() if isinstance(module, Experts)]
 
     def watch_routers(self, losses: RouterLosses) -> None:
         """Give `losses` the choices of all routers while the model trains."""

@@ -76,6 +76,11 @@ def _check_layout(train: "TrainSettings") -> None:
             f"parallel.data_parallel_replicate_size: {size}: DeepSpeed shards over all "
             "data-parallel ranks; set it to 1, or backend to native"
         )
+    if (size := parallel.expert_parallel_size) > 1:
+        raise ValueError(
+            f"parallel.expert_parallel_size: {size}: DeepSpeed divides only experts of its own "
+            "layers, by groups that it makes itself; set it to 1, or backend to native"
+        )
 
 
 def _check_optimizer(train: "TrainSettings") -> None:
