@@ -271,12 +271,6 @@ FAULTS = [
         composition(4, EXPERTS | {"zero_stage": 0}, "mixtral"),
     ),
     Fault(
-        sharding._groups,
-        "axes += [mesh.axis(name) for name, _ in placement.axes]",
-        "pass",
-        composition(2, EXPERTS | {"optimizer.name": "lamb"}, "qwen3_moe"),
-    ),
-    Fault(
         sharding._place,
         "(*splits, *placement.axes)",
         "splits",

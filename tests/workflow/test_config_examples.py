@@ -62,7 +62,7 @@ def clone(tmp_path: Path, sampled: Path, sentences: SentenceData) -> Path:
     prompts.parent.mkdir()
     prompts.write_text('{"prompt": {"text": "planned only", "toxicity": null}}\n')
     (clone / "tokenizers").mkdir()
-    for name in ("gpt2", "dolma2"):
+    for name in ("gpt2", "dolma2", "qwen3"):
         (clone / "tokenizers" / name).symlink_to(tokenizer)
     (clone / "tokenizers/bert-base-uncased").symlink_to(sentences.tokenizer)
     return clone
