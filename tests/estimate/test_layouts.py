@@ -89,3 +89,20 @@ def test_models_of_several_stacks_and_unknown_devices_are_refused() -> None:
     ):
         accelerator("h100", where="--device")
     assert all(each.memory_bandwidth > each.link_bandwidth for each in ACCELERATORS.values())
+
+
+def test_ranks_divide_experts_where_that_is_faster() -> None:
+    model, run = (
+        read_architecture(ROOT / "config/models/qwen3-30b-a3b.yaml"),
+        config("qwen3-30b-a3b"),
+    )
+    found = suggested(run, model, allocation=allocation(4))
+    sizes = {each.layout.expert for each in found}
+    assert sizes - {1}
+    for each in found:
+        layout = each.layout
+        assert 128 % layout.expert == layout.data * layout.context % layout.expert == 0
+        assert settings(layout)["parallel"].get("expert_parallel_size", 1) == layout.expert
+    shown = lines("experts", found, allocation=allocation(4))
+    assert shown[1].split()[3] == "EP"
+    assert {int(line.split()[3]) for line in shown[2 : 2 + len(found)]} == sizes

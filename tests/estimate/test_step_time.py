@@ -6,8 +6,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from tests.support.paths import ROOT
 from tokamake.config.architecture import Architecture
-from tokamake.estimate.step_time import Layout, StepTime, step_time
+from tokamake.config.architecture_files import read_architecture
+from tokamake.estimate.step_time import Layout, RankParameters, StepTime, step_time
 from tokamake.runtime.accelerators import ACCELERATORS
 
 A100 = ACCELERATORS["a100-80gb"]
@@ -84,7 +86,7 @@ def predicted(row: Published, **changes: Any) -> StepTime:
         device=A100,
         global_batch=row.batch,
         sequence_length=LENGTH,
-        parameters=parameters / row.tensor,
+        parameters=RankParameters(parameters / row.tensor),
     )
 
 
@@ -154,3 +156,27 @@ def test_parts_follow_the_layout() -> None:
     assert predicted(row, zero=1).optimizer == pytest.approx(plain.optimizer / 32)
     assert predicted(row, stores_scores=False).elementwise < plain.elementwise
     assert predicted(row, context=2, data=16).context > 0
+
+
+def test_ranks_that_divide_experts_exchange_rows_and_share_states() -> None:
+    model = read_architecture(ROOT / "config/models/qwen3-30b-a3b.yaml")
+    dense, experts = 1.5e9, 29e9
+
+    def of(ranks: int) -> StepTime:
+        return step_time(
+            model,
+            Layout(data=64, expert=ranks),
+            device=A100,
+            global_batch=64,
+            sequence_length=4096,
+            parameters=RankParameters(dense + experts / ranks, experts / ranks),
+        )
+
+    assert of(1).expert == 0
+    assert of(8).optimizer == pytest.approx(of(1).optimizer)
+    # 8 experts a token, 2 bytes a number, there and back, in the forward and the backward pass.
+    sent = 48 * 2 * 2 * 4096 * 8 * 2048 * 2 * 7 / 8
+    seconds = sent / (0.7 * A100.link_bandwidth)
+    assert of(8).expert == pytest.approx(seconds, rel=0.1)
+    assert of(16).expert > 2 * of(8).expert  # beyond a node
+    assert of(8).data < of(1).data

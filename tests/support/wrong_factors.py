@@ -240,8 +240,8 @@ FAULTS = [
     *(
         Fault(
             expert_dispatch._Exchanged.backward,
-            "ctx.axis), None",
-            f"ctx.axis) {factor} ctx.axis.size, None",
+            "return back,",
+            f"return back {factor} ctx.axis.size,",
             composition(2, EXPERTS, "mixtral"),
         )
         for factor in "*/"

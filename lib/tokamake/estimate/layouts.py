@@ -13,7 +13,7 @@ from tokamake.config.root import Config
 from tokamake.errors import UserError
 from tokamake.estimate.parameters import stage_sizes
 from tokamake.estimate.run import Allocation, planned_precision, planned_run
-from tokamake.estimate.step_time import Layout, StepTime, step_time
+from tokamake.estimate.step_time import Layout, RankParameters, StepTime, step_time
 from tokamake.estimate.text import table
 from tokamake.preflight.model import check_layout
 from tokamake.preflight.run import check_ranks
@@ -183,33 +183,34 @@ class _Times:
 
     def __init__(self, run: Run, device: Accelerator) -> None:
         self._run, self._device = run, device
-        self._parameters: dict[tuple[int, ...], tuple[int, int]] = {}
+        self._parameters: dict[tuple[int, ...], RankParameters] = {}
 
     def __call__(self, layout: Layout) -> StepTime:
         train = self._run.train
         division = layout.tensor, layout.pipeline, layout.virtual, layout.expert
         if division not in self._parameters:
             self._parameters[division] = self._largest(layout)
-        parameters, of_experts = self._parameters[division]
         return step_time(
             self._run.architecture,
             layout,
             device=self._device,
             global_batch=train.global_batch_size,
             sequence_length=train.sequence_length,
-            parameters=parameters,
-            expert_parameters=of_experts,
+            parameters=self._parameters[division],
             precision=planned_precision(self._run),
         )
 
-    def _largest(self, layout: Layout) -> tuple[int, int]:
-        """Parameters of the largest pipeline rank, and of its experts."""
+    def _largest(self, layout: Layout) -> RankParameters:
+        """Parameters of the largest pipeline rank."""
         parallel = ParallelSettings.model_validate(settings(layout)["parallel"])
         train = self._run.train.model_copy(update={"parallel": parallel})
         run = self._run.model_copy(update={"train": train})
         ranks = {0, layout.pipeline // 2, layout.pipeline - 1}
         stages = [stage_sizes(run, rank) for rank in ranks]
-        return max((sum(s.total for s in each), sum(s.experts for s in each)) for each in stages)
+        return max(
+            RankParameters(sum(s.total for s in each), sum(s.experts for s in each))
+            for each in stages
+        )
 
 
 def _memory(run: Run, layout: Layout, *, ranks: int, most: float) -> float | None:

@@ -23,7 +23,7 @@ _AT_THE_START = re.compile(r"\.embed_")
 class _Sizes:
     """Elements on a tensor- and expert-parallel rank, by their part of the model."""
 
-    def __init__(self, architecture: Architecture, ranks: int, expert_ranks: int) -> None:
+    def __init__(self, architecture: Architecture, *, ranks: int, expert_ranks: int) -> None:
         self.layers: dict[int, int] = {}
         """Layer → elements; equal numbers of several stacks are added."""
         self.experts: dict[int, int] = {}
@@ -47,8 +47,9 @@ class _Sizes:
 
 
 @lru_cache(maxsize=64)
-def _sizes(text: str, ranks: int, expert_ranks: int) -> _Sizes:
-    return _Sizes(Architecture.model_validate_json(text), ranks, expert_ranks)
+def _sizes(text: str, *, ranks: int, expert_ranks: int) -> _Sizes:
+    architecture = Architecture.model_validate_json(text)
+    return _Sizes(architecture, ranks=ranks, expert_ranks=expert_ranks)
 
 
 def _elements(name: str, shape: tuple[int, ...], *, architecture: Architecture, ranks: int) -> int:
@@ -72,14 +73,18 @@ def num_tensors(architecture: Architecture) -> int:
 
 def has_gated_mlp(architecture: Architecture) -> bool:
     """Whether the MLP multiplies its up projection by a gate."""
-    return _sizes(architecture.model_dump_json(), 1, 1).has_gate
+    return _sizes(architecture.model_dump_json(), ranks=1, expert_ranks=1).has_gate
 
 
 def stage_sizes(run: Run, rank: int) -> list[StageSize]:
     """Stages of a pipeline rank, for `train.memory.estimate`."""
     parallel, architecture = run.train.parallel, run.architecture
     expert_ranks = parallel.expert_parallel_size
-    sizes = _sizes(architecture.model_dump_json(), parallel.tensor_parallel_size, expert_ranks)
+    sizes = _sizes(
+        architecture.model_dump_json(),
+        ranks=parallel.tensor_parallel_size,
+        expert_ranks=expert_ranks,
+    )
     stages = parallel.layers_of_stages(architecture.num_hidden_layers)
     found = []
     for number in parallel.stages_of_rank(rank):
@@ -91,10 +96,10 @@ def stage_sizes(run: Run, rank: int) -> list[StageSize]:
         if is_last and not is_first and architecture.tie_word_embeddings:
             total += sizes.embedding  # the output layer's copy
         experts = sum(sizes.experts.get(layer, 0) for layer in stages[number])
-        share = partial(_share, total - experts, experts, expert_ranks)
+        share = partial(_share, dense=total - experts, experts=experts, expert_ranks=expert_ranks)
         found.append(StageSize(layers, total, is_last, share, experts))
     return found
 
 
-def _share(dense: int, experts: int, expert_ranks: int, shards: int) -> float:
+def _share(shards: int, *, dense: int, experts: int, expert_ranks: int) -> float:
     return dense / max(1, shards) + experts / max(1, shards // expert_ranks)

@@ -60,6 +60,14 @@ class Layout:
         return self.tensor * self.pipeline * self.context * self.data
 
 
+class RankParameters(NamedTuple):
+    """Parameters of the largest stage on a tensor- and expert-parallel rank."""
+
+    total: float
+    experts: float = 0.0
+    """Those of experts."""
+
+
 class StepTime(NamedTuple):
     """Seconds of a step by their cause."""
 
@@ -103,16 +111,10 @@ def step_time(
     device: Accelerator,
     global_batch: int,
     sequence_length: int,
-    parameters: float,
-    expert_parameters: float = 0.0,
+    parameters: RankParameters,
     precision: str = "bf16",
 ) -> StepTime:
-    """Seconds of one step.
-
-    Args:
-        parameters: parameters of the largest stage on a tensor- and expert-parallel rank.
-        expert_parameters: of these, parameters of experts.
-    """
+    """Seconds of one step."""
     costs = _Costs(
         architecture,
         layout,
@@ -135,9 +137,9 @@ def step_time(
     hop = 2 * layout.virtual * costs.hop()
     logits, of_loss = costs.logits()
     stage = num_layers * sum(passes) + hop
-    data, optimizer = costs.data(parameters), costs.optimizer(parameters, expert_parameters)
+    data, optimizer = costs.data(parameters.total), costs.optimizer(parameters)
     if layout.zero == 3:  # weights and gradients of a layer travel while others are computed
-        exchange = costs.sharded(parameters, num_layers)
+        exchange = costs.sharded(parameters.total, num_layers)
         exposed = max(0.0, exchange - stage) + EXPOSED_SHARE * min(exchange, stage)
         data = num_batches * exposed
     elif layout.pipeline == 1 and layout.overlaps:
@@ -255,10 +257,10 @@ class _Costs:
         sent = self._number_bytes * parameters / self._speed(self._layout.ranks)
         return 3 * (sent + LATENCY * num_layers)
 
-    def optimizer(self, parameters: float, of_experts: float) -> float:
+    def optimizer(self, parameters: RankParameters) -> float:
         sharers = self._layout.data * self._layout.context if self._layout.zero else 1
-        own = (parameters - of_experts) / sharers
-        own += of_experts / max(1, sharers // self._layout.expert)
+        own = (parameters.total - parameters.experts) / sharers
+        own += parameters.experts / max(1, sharers // self._layout.expert)
         return _OPTIMIZER_BYTES * own / self._memory
 
     def _speed(self, ranks: int) -> float:

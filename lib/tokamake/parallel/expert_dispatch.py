@@ -48,13 +48,14 @@ class ExpertDispatch:
 
     def to_experts(self, x: Tensor) -> Tensor:
         """Send (R, ...) rows, sorted by expert; return the rows of this rank's experts, sorted."""
-        received = _exchanged(x, self._sent, self._received, self._axis)
+        received: Tensor = _Exchanged.apply(x, self._sent, self._received, self._axis)
         return permuted(received, self._order_R, self._places_R)
 
     def to_tokens(self, y: Tensor) -> Tensor:
         """Undo `to_experts`: send the results back to the ranks of their tokens."""
         by_rank = permuted(y, self._places_R, self._order_R)
-        return _exchanged(by_rank, self._received, self._sent, self._axis)
+        result: Tensor = _Exchanged.apply(by_rank, self._received, self._sent, self._axis)
+        return result
 
 
 def permuted(x: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
@@ -63,12 +64,7 @@ def permuted(x: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
     return result
 
 
-def _exchanged(x: Tensor, sent: list[int], received: list[int], axis: Axis) -> Tensor:
-    result: Tensor = _Exchanged.apply(x, sent, received, axis)
-    return result
-
-
-def _exchange(x: Tensor, sent: list[int], received: list[int], axis: Axis) -> Tensor:
+def _exchange(x: Tensor, axis: Axis, *, sent: list[int], received: list[int]) -> Tensor:
     result = x.new_empty(sum(received), *x.shape[1:])
     dist.all_to_all_single(result, x.contiguous(), received, sent, group=axis.group)
     return result
@@ -91,8 +87,9 @@ class _Exchanged(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, sent: list[int], received: list[int], axis: Axis) -> Tensor:
         ctx.sent, ctx.received, ctx.axis = sent, received, axis
-        return _exchange(x, sent, received, axis)
+        return _exchange(x, axis, sent=sent, received=received)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        return _exchange(gradient, ctx.received, ctx.sent, ctx.axis), None, None, None
+        back = _exchange(gradient, ctx.axis, sent=ctx.received, received=ctx.sent)
+        return back, None, None, None
