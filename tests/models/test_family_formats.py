@@ -30,6 +30,7 @@ SHAPES = {
     "mistral-window": dense.ARCHITECTURES["mistral-window"],
     **{family: dense.ARCHITECTURES[family] for family in ("smollm3", "olmo2", "phi3", "gpt_neox")},
     **{family: dense.ARCHITECTURES[family] for family in ("olmo3", "gemma2", "gemma3")},
+    **{family: dense.ARCHITECTURES[family] for family in ("mixtral", "qwen3_moe", "olmoe")},
     "biencoder": biencoders.ARCHITECTURES["biencoder"],
     "biencoder-shared": biencoders.ARCHITECTURES["biencoder-shared"],
 }
@@ -52,6 +53,9 @@ LAYOUTS = {
     "phi3": {"mds_pipeline": ParallelLayout(1, 3), "megatron": ParallelLayout(3), **WHOLE},
     "olmo2": {"native": ParallelLayout()},
     **{each: {"native": ParallelLayout()} for each in ("gpt_neox", "olmo3", "gemma2", "gemma3")},
+    "mixtral": {"megatron": ParallelLayout(), "torch_dist": ParallelLayout()},
+    "qwen3_moe": {"megatron": ParallelLayout(1, 3), "torch_dist": ParallelLayout()},
+    "olmoe": {"native": ParallelLayout()},
     "biencoder": {"mds": ParallelLayout(2), "megatron": ParallelLayout(2), **TOWERS},
     "biencoder-shared": {"mds": ParallelLayout(), "megatron": ParallelLayout(), **TOWERS},
 }
@@ -151,14 +155,26 @@ def test_folders_of_transformers_are_read_and_written(name: str, tmp_path: Path)
     assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "olmoe"])
-@pytest.mark.parametrize("kind", ["megatron", "mds", "torch_dist", "universal"])
-def test_formats_without_experts_are_refused(name: str, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "kinds", "message"),
+    [
+        (
+            "mixtral",
+            ("mds", "universal"),
+            "Megatron-DeepSpeed has no model of family mixtral; choos",
+        ),
+        ("olmoe", ("mds", "megatron", "torch_dist", "universal"), "Megatron norms each head alone"),
+        ("olmo2", ("megatron",), "Megatron norms each head alone"),
+    ],
+)
+def test_formats_without_such_a_model_are_refused(
+    name: str, kinds: tuple[str, ...], message: str, tmp_path: Path
+) -> None:
     shape = STORED[name]
     hf_folder.write(tmp_path / "hf", shape, random_tensors(shape, 1))
-    message = f"[Mm]egatron.* has no model of family {shape.family}; choose"
-    with pytest.raises(UserError, match=message):
-        writer.write(tmp_path / "there", open_any(tmp_path / "hf"), kind, Target())
+    for kind in kinds:
+        with pytest.raises(UserError, match=message):
+            writer.write(tmp_path / kind, open_any(tmp_path / "hf"), kind, Target())
 
 
 @pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "olmoe-scaled"])

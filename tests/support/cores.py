@@ -24,6 +24,7 @@ ROWS = 256
 _LLAMA = {"swiglu": True, "normalization": "RMSNorm", "add_bias_linear": False}
 _GPT = {"swiglu": False, "normalization": "LayerNorm", "add_bias_linear": True}
 _ROPE = {"position_embedding_type": "rope", "rotary_base": 5000}
+_EXPERTS = {"num_experts": 4, "moe_router_topk": 3}
 CASES: dict[str, dict[str, Any]] = {
     "llama": {**_LLAMA, **_ROPE, "num_query_groups": 2, "vocab_size": 131},
     "llama3": {**_LLAMA, **_ROPE, "use_rope_scaling": True, "rope_scaling_factor": 4.0},
@@ -46,6 +47,16 @@ CASES: dict[str, dict[str, Any]] = {
     "mistral": {**_LLAMA, **_ROPE, "window_size": (5, 0)},
     "phi3": {**_LLAMA, **_ROPE, "rotary_percent": 0.5},
     "smollm3": {**_LLAMA, **_ROPE, "no_rope_freq": 2},
+    "mixtral": {**_LLAMA, **_ROPE, **_EXPERTS, "num_query_groups": 2, "window_size": (5, 0)},
+    "qwen3_moe": {
+        **_LLAMA,
+        **_ROPE,
+        **_EXPERTS,
+        "qk_layernorm": True,
+        "moe_ffn_hidden_size": 24,
+        "moe_router_pre_softmax": True,
+        "vocab_size": 131,
+    },
     "gpt": {**_GPT, "position_embedding_type": "learned_absolute", "bias_gelu_fusion": True},
     "gpt-exact": {**_GPT, **_ROPE, "bias_gelu_fusion": False, "num_query_groups": 1},
     "gpt-bare": {**_GPT, **_ROPE, "add_bias_linear": False, "openai_gelu": True},
@@ -68,7 +79,12 @@ T5S: dict[str, dict[str, Any]] = {
     "t5-fused": {**_BERT, "decoder_num_layers": 4, "bias_gelu_fusion": True},
 }
 """The same of T5s."""
-ALL = CASES | BERTS | T5S
+OF_ALL = CASES | BERTS | T5S
+GROUPED: dict[str, dict[str, Any]] = {
+    "mixtral-grouped": {**CASES["mixtral"], "moe_grouped_gemm": True},
+}
+"""GPTs with the experts of a layer in two matrices, which need a GPU to compute."""
+ALL = OF_ALL | GROUPED
 NUM_PADDING = 5
 """Tokens at the end of the last row that are padding."""
 
@@ -102,6 +118,14 @@ def arguments(name: str) -> Namespace:
         "untie_embeddings_and_output_weights": True,
         "softmax_type": "vanilla",
         "num_experts": None,
+        "moe_ffn_hidden_size": None,
+        "moe_router_topk": 2,
+        "moe_router_pre_softmax": False,
+        "moe_layer_freq": 1,
+        "moe_router_score_function": "softmax",
+        "moe_router_load_balancing_type": "aux_loss",
+        "moe_grouped_gemm": False,
+        "expert_model_parallel_size": 1,
         "padded_vocab_size": ROWS,
         "tensor_model_parallel_size": 1,
         "pipeline_model_parallel_size": 1,
@@ -122,14 +146,19 @@ def arguments(name: str) -> Namespace:
 def model_of(args: Namespace, rank: int, **options: Any) -> Any:
     """A rank's part of a megatron.core model, with random weights; options of its class."""
     import torch
+    from megatron.core import parallel_state
+    from megatron.core.transformer.moe import grouped_gemm_util
     from megatron.core.transformer.transformer_config import TransformerConfig
     from torch.nn import functional as F
 
+    grouped_gemm_util.assert_grouped_gemm_is_available = lambda: None
     same = (
         *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels"),
         *("num_query_groups", "qk_layernorm", "normalization", "add_bias_linear", "params_dtype"),
         *(
             "add_qkv_bias",
+            *("moe_ffn_hidden_size", "moe_router_topk", "moe_router_pre_softmax"),
+            *("expert_model_parallel_size", "moe_grouped_gemm"),
             "no_rope_freq",
             "window_size",
             "tensor_model_parallel_size",
@@ -138,6 +167,7 @@ def model_of(args: Namespace, rank: int, **options: Any) -> Any:
     )
     config = TransformerConfig(
         **{name: getattr(args, name) for name in same},
+        num_moe_experts=args.num_experts,
         layernorm_epsilon=args.norm_epsilon,
         gated_linear_unit=args.swiglu,
         activation_func=F.silu if args.swiglu else F.gelu,
@@ -160,6 +190,8 @@ def model_of(args: Namespace, rank: int, **options: Any) -> Any:
                 name = "embedding.word_embeddings.weight"
             elif not options.get("pre_process", True):
                 name = f"later {name}"
+            if not getattr(parameter, "allreduce", True):
+                name = f"{parallel_state.get_expert_model_parallel_rank()} {name}"
             generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {part}".encode()))
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
     return model.eval()
@@ -213,7 +245,12 @@ def _gpt(args: Namespace, config: Any, **options: Any) -> Any:
 
     return GPTModel(
         config,
-        get_gpt_layer_local_spec(normalization=args.normalization, qk_layernorm=args.qk_layernorm),
+        get_gpt_layer_local_spec(
+            num_experts=args.num_experts,
+            moe_grouped_gemm=args.moe_grouped_gemm,
+            normalization=args.normalization,
+            qk_layernorm=args.qk_layernorm,
+        ),
         vocab_size=ROWS,
         max_sequence_length=args.max_position_embeddings,
         share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
@@ -228,12 +265,20 @@ def _gpt(args: Namespace, config: Any, **options: Any) -> Any:
     )
 
 
-def start(meeting: Path, rank: int, size: int, tensor_size: int, pipeline_size: int = 1) -> None:
-    """megatron.core without a GPU, which it asks for in two places."""
+def start(
+    meeting: Path,
+    rank: int,
+    size: int,
+    tensor_size: int,
+    pipeline_size: int = 1,
+    expert_size: int = 1,
+) -> None:
+    """megatron.core without a GPU, which it asks for in two places, and Transformer Engine."""
     import torch
     import torch.distributed as dist
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import random
+    from megatron.core.transformer.moe import moe_utils
 
     class Tracker:
         def fork(self, *_: Any) -> Any:
@@ -242,7 +287,10 @@ def start(meeting: Path, rank: int, size: int, tensor_size: int, pipeline_size: 
     dist.init_process_group(
         "gloo", store=dist.FileStore(str(meeting), size), rank=rank, world_size=size
     )
-    parallel_state.initialize_model_parallel(tensor_size, pipeline_size)
+    parallel_state.initialize_model_parallel(
+        tensor_size, pipeline_size, expert_model_parallel_size=expert_size
+    )
+    moe_utils.te_general_gemm = None  # routers look for it even if it could not be imported
     random._CUDA_RNG_STATE_TRACKER = Tracker()
     random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
     torch.cuda.current_device = lambda: "cpu"  # type: ignore
@@ -341,7 +389,7 @@ def write(folder: Path, name: str, rank: int, size: int) -> None:
 def main(folder: Path, rank: int, size: int) -> None:
     """All cases."""
     start(folder.with_name(f"{folder.name}.meeting"), rank, size, size)
-    for name in ALL:
+    for name in OF_ALL:
         heads = ALL[name].get("num_query_groups") or size
         if heads % size == 0:
             write(folder / name, name, rank, size)

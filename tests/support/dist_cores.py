@@ -1,8 +1,10 @@
 """Distributed checkpoints of megatron.core on CPU ranks; a program of its own.
 
-    python dist_cores.py save FOLDER RANK TENSOR_SIZE PIPELINE_SIZE DATA_SIZE NAME...
-    python dist_cores.py load FOLDER RANK TENSOR_SIZE PIPELINE_SIZE DATA_SIZE FROM/KIND...
-    python dist_cores.py classic FOLDER RANK 1 1 DATA_SIZE FROM/FILE...
+    python dist_cores.py save FOLDER RANK TENSOR PIPELINE DATA EXPERT NAME...
+    python dist_cores.py load FOLDER RANK TENSOR PIPELINE DATA EXPERT FROM/KIND...
+    python dist_cores.py classic FOLDER RANK 1 1 DATA 1 FROM/FILE...
+
+TENSOR, PIPELINE, DATA and EXPERT are numbers of ranks.
 
 `save` writes a checkpoint FOLDER/CASE-KIND for each NAME, with states of one step of Adam whose
 gradients were the weights: the first moments are half of these. Afterwards, fp32 weights are not
@@ -31,6 +33,8 @@ class Sizes(NamedTuple):
     tensor: int
     pipeline: int
     data: int
+    expert: int = 1
+    """Of the data-parallel ranks."""
 
     @property
     def world(self) -> int:
@@ -89,6 +93,7 @@ def make(name: str, kind: str, rank: int, sizes: Sizes, dtype: Any) -> tuple[Any
 
     args = cores.arguments(name)
     args.tensor_model_parallel_size, args.pipeline_model_parallel_size = sizes[:2]
+    args.expert_model_parallel_size = sizes.expert
     args.params_dtype = dtype
     stage = parallel_state.get_pipeline_model_parallel_rank()
     model = cores.model_of(
@@ -179,24 +184,26 @@ def write(folder: Path, name: str, kind: str, rank: int, sizes: Sizes) -> None:
             parameter.main_grad.copy_(parameter.detach().float() * scale)
         optimizer.step()
     save(target, args, model, optimizer, kind)
-    if kind not in WITHOUT:
-        tensor, stage = rank_of(sizes)
-        place = f"_{stage:03d}" * (sizes.pipeline > 1)
+    if kind not in WITHOUT or sizes.expert > 1:
+        tensor, stage, expert = rank_of(sizes)
+        place = f"_{stage:03d}" * (sizes.pipeline > 1) + f"_{expert:03d}" * (sizes.expert > 1)
         file = target / f"classic/iter_0000007/mp_rank_{tensor:02d}{place}/model_optim_rng.pt"
         file.parent.mkdir(parents=True, exist_ok=True)
-        optimizer.save_parameter_state(str(file.with_name("distrib_optim.pt")))
+        if kind not in WITHOUT:
+            optimizer.save_parameter_state(str(file.with_name("distrib_optim.pt")))
         state = {"args": args, "checkpoint_version": 3.0, "iteration": 7}
         weights = model.state_dict_for_save_checkpoint()
         torch.save({**state, "model": weights, "optimizer": optimizer.state_dict()}, file)
 
 
-def rank_of(sizes: Sizes) -> tuple[int, int]:
-    """Tensor-parallel rank and pipeline rank."""
+def rank_of(sizes: Sizes) -> tuple[int, int, int]:
+    """Tensor-parallel, pipeline and expert-parallel rank."""
     from megatron.core import parallel_state
 
     return (
         parallel_state.get_tensor_model_parallel_rank(),
         parallel_state.get_pipeline_model_parallel_rank(),
+        parallel_state.get_expert_model_parallel_rank(),
     )
 
 
@@ -305,7 +312,7 @@ def main(mode: str, folder: Path, rank: int, sizes: Sizes, rest: list[str]) -> N
     """Save or load."""
     os.environ.update(TORCHDYNAMO_DISABLE="1", CUDA_VISIBLE_DEVICES="")
     meeting = folder.with_name(f"{folder.name}.meeting")
-    cores.start(meeting, rank, sizes.world, sizes.tensor, sizes.pipeline)
+    cores.start(meeting, rank, sizes.world, *sizes[:2], sizes.expert)
     without_gpu()
     with_step_counts()
     for item in rest:
@@ -324,6 +331,6 @@ if __name__ == "__main__":
         sys.argv[1],
         Path(sys.argv[2]),
         int(sys.argv[3]),
-        Sizes(*map(int, sys.argv[4:7])),
-        sys.argv[7:],
+        Sizes(*map(int, sys.argv[4:8])),
+        sys.argv[8:],
     )

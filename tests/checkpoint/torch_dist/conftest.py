@@ -50,9 +50,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints of a single rank."""
     cases = ("llama/none", "gpt/plain", "gpt/layers", "llama:bf16/plain", "llama-tied:fp16/plain")
     distributed = ("qwen3:bf16/fully_reshardable", "llama/dp_reshardable")
+    experts = ("mixtral-grouped:bf16/fully_reshardable", "qwen3_moe/dp_reshardable")
 
     def make(folder: Path) -> None:
-        run("save", folder / "one", ONE, *cases, *distributed)
+        run("save", folder / "one", ONE, *cases, *distributed, *experts)
 
     return made_once(tmp_path_factory, "torch-dist", make) / "one"
 

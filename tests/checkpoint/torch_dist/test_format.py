@@ -32,9 +32,20 @@ TWO_RANKS = {
     ),
     "data": (Sizes(1, 1, 2), ("qwen3:bf16/dp_reshardable",)),
     "both": (Sizes(2, 2, 1), ("qwen3:bf16/dp_reshardable", "gpt/dp_reshardable")),
+    "experts": (
+        Sizes(1, 1, 2, 2),
+        (
+            *("mixtral/plain", "mixtral-grouped:bf16/fully_reshardable"),
+            *("mixtral-grouped/dp_reshardable", "qwen3_moe:bf16/dp_reshardable"),
+        ),
+    ),
+    "tensor-experts": (
+        Sizes(2, 1, 2, 2),
+        ("mixtral/plain", "mixtral-grouped/dp_reshardable", "qwen3_moe:bf16/dp_reshardable"),
+    ),
 }
-"""Checkpoints of two tensor-parallel ranks, two pipeline ranks, two data-parallel ranks, and of
-four ranks of two kinds."""
+"""Checkpoints of two tensor-parallel ranks, two pipeline ranks, two data-parallel ranks, four ranks
+of two kinds, two expert-parallel ranks, and two of these with two tensor-parallel ranks each."""
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +99,8 @@ def expected_weights(folder: Path, checkpoint: Checkpoint) -> dict[str, Tensor]:
                 "input_layernorm": f"self_attention.linear_qkv.layer_norm_{kind}",
                 "post_attention_layernorm": f"mlp.linear_fc1.layer_norm_{kind}",
                 "mlp.down_proj": f"mlp.linear_fc2.{kind}",
+                "mlp.gate": f"mlp.router.{kind}",
+                "mlp.experts.down_proj": f"mlp.experts.experts.linear_fc2.{kind}",
             }
             found = {ours: of_layer[key] for ours, key in names.items() if key in of_layer}
             if (fused := of_layer.get(f"self_attention.linear_qkv.{kind}")) is not None:
@@ -103,6 +116,9 @@ def expected_weights(folder: Path, checkpoint: Checkpoint) -> dict[str, Tensor]:
                     found["mlp.up_proj"] = fused
                 else:
                     found["mlp.gate_proj"], found["mlp.up_proj"] = fused.chunk(2)
+            if (fused := of_layer.get(f"mlp.experts.experts.linear_fc1.{kind}")) is not None:
+                for name, stack in zip(("gate", "up"), fused.chunk(2, 1), strict=True):
+                    found[f"mlp.experts.{name}_proj"] = stack
             weights |= {f"model.layers.{layer}.{name}.{kind}": each for name, each in found.items()}
         if (norm := tensors.get(f"decoder.final_layernorm.{kind}")) is not None:
             weights[f"model.norm.{kind}"] = norm
@@ -152,6 +168,8 @@ SAVED = (
     "llama-tied-plain-fp16",
     "qwen3-fully_reshardable-bf16",
     "llama-dp_reshardable",
+    "mixtral-grouped-fully_reshardable-bf16",
+    "qwen3_moe-dp_reshardable",
 )
 
 
@@ -172,6 +190,13 @@ def test_all_tensors_are_those_that_megatron_core_has_saved(name: str, folder: P
         "data/qwen3-dp_reshardable-bf16",
         "both/qwen3-dp_reshardable-bf16",
         "both/gpt-dp_reshardable",
+        "experts/mixtral-plain",
+        "experts/mixtral-grouped-fully_reshardable-bf16",
+        "experts/mixtral-grouped-dp_reshardable",
+        "experts/qwen3_moe-dp_reshardable-bf16",
+        "tensor-experts/mixtral-plain",
+        "tensor-experts/mixtral-grouped-dp_reshardable",
+        "tensor-experts/qwen3_moe-dp_reshardable-bf16",
     ],
 )
 def test_all_tensors_of_two_ranks_are_those_that_megatron_core_has_saved(
@@ -191,7 +216,7 @@ def test_progress_layout_and_loss_scale_are_those_of_the_run(folder: Path) -> No
     assert open_any(folder / "llama-none").architecture.vocab_size == 131
 
 
-@pytest.mark.parametrize("name", ["qwen3-fully_reshardable-bf16", "llama-dp_reshardable"])
+@pytest.mark.parametrize("name", [name for name in SAVED if "reshardable" in name])
 def test_the_classic_file_of_the_distributed_optimizer_holds_the_same(
     name: str, folder: Path
 ) -> None:
@@ -214,10 +239,15 @@ def test_megatron_core_loads_weights_and_states_that_are_written(
     kind: str, folder: Path, tmp_path: Path
 ) -> None:
     """Of 16-bit weights, into the optimizer with fp32 weights and into the distributed one."""
-    start = folder / "llama-plain-bf16"
-    convert(source=start, target=tmp_path / "llama-bf16", format="torch-dist")
-    run("load", tmp_path / "back", ONE, str(tmp_path / "llama-bf16" / kind))
-    assert_same(open_any(start), open_any(tmp_path / "back/llama-bf16" / kind))
+    starts = {
+        "llama-bf16": folder / "llama-plain-bf16",
+        "mixtral-bf16": folder / "mixtral-grouped-fully_reshardable-bf16",
+    }
+    for name, start in starts.items():
+        convert(source=start, target=tmp_path / name, format="torch-dist")
+    run("load", tmp_path / "back", ONE, *(str(tmp_path / name / kind) for name in starts))
+    for name, start in starts.items():
+        assert_same(open_any(start), open_any(tmp_path / "back" / name / kind))
 
 
 @pytest.mark.grid

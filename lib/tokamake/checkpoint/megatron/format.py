@@ -1,16 +1,17 @@
 """Megatron-LM's classic checkpoint: a folder for each model-parallel rank.
 
-iter_<N>/mp_rank_<T>[_<P>]/model_optim_rng.pt holds the weights of the rank's pipeline stage in
-`model`, or virtual stages in `model0`, `model1`, ... Each stage numbers its layers
-from 0. `optimizer` holds the optimizer states (`optimizer_reader`); states of the
-distributed optimizer, ZeRO stage 1 here, are in distrib_optim.pt.
+iter_<N>/mp_rank_<T>[_<P>][_<E>]/model_optim_rng.pt holds the weights of the rank's pipeline stage
+in `model`, or virtual stages in `model0`, `model1`, ... Each stage numbers its layers, and each
+expert-parallel rank its experts, from 0. `optimizer` holds the optimizer states
+(`optimizer_reader`); states of the distributed optimizer, ZeRO stage 1 here, are in
+distrib_optim.pt.
 """
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokamake import files
 from tokamake.checkpoint import model_tensors
@@ -22,7 +23,13 @@ from tokamake.checkpoint.megatron.optimizer_reader import (
     OptimizerParameter,
     OptimizerReader,
 )
-from tokamake.checkpoint.megatron_model import adam, core_names, module_tree, rank_file
+from tokamake.checkpoint.megatron_model import (
+    adam,
+    core_names,
+    grouped_experts,
+    module_tree,
+    rank_file,
+)
 from tokamake.checkpoint.megatron_model.args_reader import (
     Description,
     arguments_from_shapes,
@@ -46,6 +53,7 @@ from tokamake.checkpoint.torch_files.torch_archive import archives as archives
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
+from tokamake.runtime.console import counted
 
 TITLE = "Megatron-LM, classic"
 SUMMARY = "Megatron-LM, classic; with optimizer states of Adam"
@@ -63,7 +71,23 @@ NUMBERED_FOLDER = "iter_{:07d}"  # The file may also hold a name, such as `relea
 _FILE = "model_optim_rng.pt"
 _FIRST_VERSION = 0.0
 """The first versions of Megatron wrote no version."""
-_RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?")
+_RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?")
+
+
+class _RankFiles(NamedTuple):
+    """The files of a checkpoint, one for each model-parallel rank."""
+
+    folder: Path
+    tensor: int
+    pipeline: int
+    experts: int = 1
+    """Number of expert-parallel ranks."""
+
+    def file(self, tensor: int, stage: int, expert: int = 0) -> Path:
+        # Names have the pipeline and expert-parallel rank only if there are several.
+        pipeline = f"_{stage:03d}" * (self.pipeline > 1)
+        of_experts = f"_{expert:03d}" * (self.experts > 1)
+        return self.folder / f"mp_rank_{tensor:02d}{pipeline}{of_experts}" / _FILE
 
 
 def find(path: Path) -> Path | None:
@@ -104,50 +128,67 @@ def _rank_folders(folder: Path) -> list[re.Match[str]]:
     return [match for name in names if (match := _RANK.fullmatch(name))]
 
 
+def _ranks(
+    folder: Path, numbers: list[re.Match[str]], first: Mapping[str, Any], *, file: Path
+) -> _RankFiles:
+    """Files of the ranks; the arguments tell a pipeline rank from an expert-parallel one."""
+    tensor, second, third = (max(int(match[n] or 0) for match in numbers) + 1 for n in (1, 2, 3))
+    args, name = first.get("args"), "expert_model_parallel_size"
+    experts = rank_file.whole_number(getattr(args, name, None) or 1, f"{file}: args.{name}")
+    if experts == 1:
+        return _RankFiles(folder, tensor, second)
+    is_pipeline = (getattr(args, "pipeline_model_parallel_size", None) or 1) > 1
+    if (count := third if is_pipeline else second) != experts:
+        raise UserError(
+            f"{folder}: has files of {counted(count, 'expert-parallel rank')}, its arguments say "
+            f"{experts}; fetch or write all files of the checkpoint again"
+        )
+    of_experts = getattr(args, "expert_tensor_parallel_size", None) or tensor
+    if of_experts != tensor:
+        raise UserError(
+            f"{file}: args.expert_tensor_parallel_size: {of_experts}: other "
+            f"ranks divide experts than divide attention, {tensor}; save with --ckpt-format "
+            "torch_dist"
+        )
+    return _RankFiles(folder, tensor, second if is_pipeline else 1, experts)
+
+
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Open a checkpoint in a folder that `find` returned."""
-    ranks = _rank_folders(folder)
-    tensor, pipeline = (max(int(match[n] or 0) for match in ranks) + 1 for n in (1, 2))
-    first_file = folder / min(match[0] for match in ranks) / _FILE
+    numbers = _rank_folders(folder)
+    first_file = folder / min(match[0] for match in numbers) / _FILE
     first = rank_file.read(first_file)
-    rows = module_tree.vocabulary_rows(first_file, first) * tensor
+    ranks = _ranks(folder, numbers, first, file=first_file)
+    rows = module_tree.vocabulary_rows(first_file, first) * ranks.tensor
     models = [first[name] for name in first if _is_model(name)]
-    is_core = any(map(module_tree.is_core, models))
-    args = _arguments(first_file, first, tensor=tensor, pipeline=pipeline)
-    check_rank_counts(args, folder, tensor=tensor, pipeline=pipeline)
+    args = _arguments(first_file, first, tensor=ranks.tensor, pipeline=ranks.pipeline)
+    check_rank_counts(args, folder, tensor=ranks.tensor, pipeline=ranks.pipeline)
     # The layers of all stages must be known before tensors are located. Keep the contents of these
     # files, because reading them again is slow.
     contents = {first_file: first}
-    for stage in range(pipeline):
-        file = _file(folder, 0, stage, pipeline)
+    for stage in range(ranks.pipeline):
+        file = ranks.file(0, stage)
         contents[file] = contents.get(file) or rank_file.read(file)
-    names = _tensor_names(contents[_file(folder, 0, pipeline - 1, pipeline)])
+    names = _tensor_names(contents[ranks.file(0, ranks.pipeline - 1)])
+    is_core = any(map(module_tree.is_core, models))
     description = Description(first_file, first, args, rows, is_core, names)
     architecture = description.architecture
-    virtual = max(1, len(models))
     is_distributed = first_file.with_name(DISTRIBUTED).is_file()
-    layout = ParallelLayout(tensor, pipeline, virtual, zero_stage=int(is_distributed))
-    if architecture.several_stacks and pipeline > 1:
+    layout = ParallelLayout(
+        *(ranks.tensor, ranks.pipeline, max(1, len(models))),
+        zero_stage=int(is_distributed),
+        expert_parallel_size=ranks.experts,
+    )
+    if architecture.several_stacks and ranks.pipeline > 1:
         raise UserError(
-            f"{folder}: is of {pipeline} pipeline ranks; stages of a model with "
+            f"{folder}: is of {ranks.pipeline} pipeline ranks; stages of a model with "
             f"{architecture.several_stacks} are not supported: give a checkpoint without a pipeline"
         )
-    layers = _stored_layers(folder, contents, architecture=architecture, layout=layout)
-    weights, reader = list[Extent](), OptimizerReader()
-    first_version = rank_file.version_of(first, first_file, default=_FIRST_VERSION)
-    for stage in range(pipeline):
-        for number in range(tensor):
-            file = _file(folder, number, stage, pipeline)
-            state = contents.get(file) or rank_file.read(file)
-            rank_file.check_same_step(file, state, first_file=first_file, first_state=first)
-            version = rank_file.version_of(state, file, default=_FIRST_VERSION)
-            rank = TensorParallelRank(architecture, Axis(number, tensor), rows, version)
-            stages: list[list[OptimizerParameter]] = []
-            for name, tree in _trees(rank, layout, pipeline_rank=stage, layers=layers):
-                extents = [*module_tree.locate(file, state.get(name), tree)]
-                weights += extents
-                stages.append([*_parameters(state.get(name), tree, weights=extents)])
-            reader.add(file, state, stages)
+    layers = _stored_layers(ranks, contents, architecture=architecture, layout=layout)
+    weights, reader = _read_ranks(
+        ranks, contents, description=description, layers=layers, layout=layout
+    )
+    version = rank_file.version_of(first, first_file, default=_FIRST_VERSION)
     return description.checkpoint(
         "megatron",
         folder,
@@ -155,11 +196,43 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         layout=layout,
         unread=reader.unread,
         notes={
-            "version": f"{first_version} of Megatron's checkpoints",
+            "version": f"{version} of Megatron's checkpoints",
             **reader.states.notes,
             **scheduler_note(first),
         },
     )
+
+
+def _read_ranks(
+    ranks: _RankFiles,
+    contents: Mapping[Path, dict[str, Any]],
+    *,
+    description: Description,
+    layers: Sequence[range],
+    layout: ParallelLayout,
+) -> tuple[list[Extent], OptimizerReader]:
+    """Locate weights and optimizer states of all ranks; `contents`: of files that were read."""
+    weights, reader = list[Extent](), OptimizerReader()
+    first_file, first, rows = description.file, description.state, description.padded_vocab_size
+    for stage, number, expert in product(
+        range(ranks.pipeline), range(ranks.tensor), range(ranks.experts)
+    ):
+        file = ranks.file(number, stage, expert)
+        state = contents.get(file) or rank_file.read(file)
+        rank_file.check_same_step(file, state, first_file=first_file, first_state=first)
+        version = rank_file.version_of(state, file, default=_FIRST_VERSION)
+        rank = TensorParallelRank(
+            *(description.architecture, Axis(number, ranks.tensor), rows, version),
+            experts=Axis(expert, ranks.experts),
+        )
+        stages: list[list[OptimizerParameter]] = []
+        for name, tree in _trees(rank, layout, pipeline_rank=stage, layers=layers):
+            in_file = grouped_experts.as_in_file(tree, state.get(name))
+            extents = [*module_tree.locate(file, state.get(name), in_file)]
+            weights += extents
+            stages.append([*_parameters(state.get(name), in_file, weights=extents)])
+        reader.add(file, state, stages)
+    return weights, reader
 
 
 def _parameters(
@@ -169,12 +242,6 @@ def _parameters(
     dtypes = {extent.name: extent.dtype for extent in weights}
     for name, tensor in module_tree.in_file_order(module, tree).items():
         yield OptimizerParameter(name, tensor, dtypes[name])
-
-
-def _file(folder: Path, tensor_rank: int, pipeline_rank: int, num_pipeline_ranks: int) -> Path:
-    # Without a pipeline, folder names have no pipeline rank.
-    pipeline = f"_{pipeline_rank:03d}" * (num_pipeline_ranks > 1)
-    return folder / f"mp_rank_{tensor_rank:02d}{pipeline}" / _FILE
 
 
 def _trees(
@@ -191,7 +258,7 @@ def _model_key(number: int, layout: ParallelLayout) -> str:
 
 
 def _stored_layers(
-    folder: Path,
+    files_of: _RankFiles,
     states: Mapping[Path, dict[str, Any]],
     *,
     architecture: Architecture,
@@ -201,7 +268,7 @@ def _stored_layers(
     ranks, virtual = layout.pipeline_parallel_size, layout.virtual_pipeline_size
     counts = [0] * ranks * virtual
     for pipeline_rank in range(ranks):
-        file = _file(folder, 0, pipeline_rank, ranks)
+        file = files_of.file(0, pipeline_rank)
         for number in range(virtual):
             key = _model_key(number, layout)
             numbers = module_tree.layer_numbers(states[file].get(key))
@@ -214,10 +281,10 @@ def _stored_layers(
             counts[number * ranks + pipeline_rank] = len(numbers)
     if (total := sum(counts)) != (expected := architecture.num_hidden_layers):
         fewest = min(range(len(counts)), key=counts.__getitem__)
-        file, listed = _file(folder, 0, fewest % ranks, ranks), ", ".join(map(str, counts))
+        file, listed = files_of.file(0, fewest % ranks), ", ".join(map(str, counts))
         stages = f" (its stages have {listed}; the fewest are in {file})" * (len(counts) > 1)
         raise UserError(
-            f"{folder}: has {total} layers{stages}, its arguments say {expected}; {REMEDY}"
+            f"{files_of.folder}: has {total} layers{stages}, its arguments say {expected}; {REMEDY}"
         )
     ends = [*accumulate(counts)]
     return [range(end - count, end) for end, count in zip(ends, counts, strict=True)]
@@ -245,9 +312,10 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     extents: list[Extent] = []
     with_states = adam.has_loadable_states(checkpoint)
     layers = module_tree.even_layers(checkpoint.architecture, stages * layout.virtual_pipeline_size)
+    files_of = _RankFiles(folder / f"iter_{step:07d}", len(ranks), stages)
     for stage in range(stages):
         for number, rank in enumerate(ranks):
-            file = _file(folder / f"iter_{step:07d}", number, stage, stages)
+            file = files_of.file(number, stage)
             file.parent.mkdir(parents=True)
             model = {
                 key: core_names.as_stored(

@@ -12,7 +12,6 @@ from itertools import chain, permutations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tokamake.checkpoint.megatron_model import rank_file
 from tokamake.checkpoint.megatron_model.adam import GROWTH, OPTIMIZER, SCALE, SCALER, STEP
 from tokamake.checkpoint.megatron_model.optimizer_buffers import fill_buckets, range_chunks
 from tokamake.checkpoint.megatron_model.optimizer_states import (
@@ -22,11 +21,12 @@ from tokamake.checkpoint.megatron_model.optimizer_states import (
     settings_note,
     state_chunks,
 )
+from tokamake.checkpoint.megatron_model.rank_file import REMEDY
 from tokamake.checkpoint.megatron_model.tensor_parallel_slices import TensorSlice
 from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
 from tokamake.checkpoint.tensors.extents import Chunk, Extent
 from tokamake.checkpoint.tensors.source import TensorSource
-from tokamake.checkpoint.torch_files import torch_archive
+from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
 from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor
 
 MASTERS = "fp32_from_fp16_params"
@@ -77,12 +77,40 @@ class OptimizerReader:
         self, file: Path, state: Mapping[str, Any], stages: Sequence[Sequence[OptimizerParameter]]
     ) -> None:
         """Add the states of a rank; parameters of a (virtual) stage are in the file's order."""
+        distributed, saved = file.with_name(DISTRIBUTED), state.get(OPTIMIZER)
+        buffers = pickle_reader.read(distributed, REMEDY) if distributed.is_file() else None
         if self.unread:
             return
-        if (distributed := file.with_name(DISTRIBUTED)).is_file():
-            if not _add_buffers(self.states, file, state=state, stages=stages):
+        if not isinstance(saved, list):
+            self._add_optimizer(file, saved, stages=stages, buffers=buffers)
+        elif len(saved) != 2 or not isinstance(buffers, list | None):
+            self._skip(f"states of {len(saved)} optimizers ({file})")
+        else:
+            # Experts that expert-parallel ranks share have an optimizer of their own.
+            for of_stack, of_part, in_buffers in zip(
+                (False, True), saved, buffers or (None, None), strict=True
+            ):
+                part = [
+                    [each for each in stage if each.tensor.of_stack == of_stack] for stage in stages
+                ]
+                # The first expert-parallel rank alone has the buffers of what all ranks have.
+                if in_buffers is not None or not distributed.is_file():
+                    self._add_optimizer(file, of_part, stages=part, buffers=in_buffers)
+
+    def _add_optimizer(
+        self,
+        file: Path,
+        saved: Any,
+        *,
+        stages: Sequence[Sequence[OptimizerParameter]],
+        buffers: Any,
+    ) -> None:
+        """Add the states of one optimizer; buffers: of a distributed one."""
+        if buffers is not None:
+            if not _add_buffers(self.states, file, saved=saved, buffers=buffers, stages=stages):
+                distributed = file.with_name(DISTRIBUTED)
                 self._skip(f"states of Megatron-LM's distributed optimizer ({distributed})")
-        elif (saved := state.get(OPTIMIZER)) is not None:
+        elif saved is not None:
             entries = _entries(saved, [*chain.from_iterable(stages)])
             if entries is None:
                 self._skip(f"optimizer states in an unknown order ({file})")
@@ -100,12 +128,12 @@ def _add_buffers(
     states: OptimizerStates,
     file: Path,
     *,
-    state: Mapping[str, Any],
+    saved: Any,
+    buffers: Any,
     stages: Sequence[Sequence[OptimizerParameter]],
 ) -> bool:
     """Add states in a distributed optimizer's buffers; return whether they fit the parameters."""
     distributed = file.with_name(DISTRIBUTED)
-    buffers: Any = rank_file.read(distributed)
     extents: list[Extent] = []
     try:
         if not buffers[COALESCED]:
@@ -123,7 +151,6 @@ def _add_buffers(
                 prefix = MASTER if kind == WEIGHTS else f"optimizer.{kind}."
                 chunks = range_chunks(filled, 0, stop=tensor.numel, prefix=prefix)
                 extents.append(torch_archive.extent(distributed, kind, tensor, (*chunks,)))
-        saved = state[OPTIMIZER]
         groups = saved[OPTIMIZER]["param_groups"]
         (step,) = {float(group[STEP]) for group in groups}
     # An unknown structure may raise any of these.

@@ -24,7 +24,7 @@ from tokamake.models.common.megatron_windows import (
 KIND = "models/*/megatron"
 
 _REFUSED = {
-    "layers of several experts": (
+    "experts in a model of this kind": (
         *("num_experts", "ds_num_experts", "num_experts_switch", "num_moe_experts"),
     ),
     "zero-centered norm weights (1 + w)": ("apply_layernorm_1p", "layernorm_zero_centered_gamma"),
@@ -65,7 +65,7 @@ _NOTHING = {
     "softmax_type": ("vanilla",),
     "scaling_recipe": ("none",),
     "rotary_percent": (1.0,),
-    **dict.fromkeys(_REFUSED["layers of several experts"], (1,)),
+    **dict.fromkeys(_REFUSED["experts in a model of this kind"], (1,)),
 }
 """Values that leave a feature off, besides empty ones."""
 _ENUM = {1: "rotary", 2: "absolute", 3: "alibi"}

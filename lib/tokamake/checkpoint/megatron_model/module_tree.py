@@ -48,6 +48,8 @@ _CORE_NAMES = (
     (r"\bpre_mlp_layernorm\.", "post_attention_layernorm."),
     (r"\bmlp\.linear_fc1\.", "mlp.dense_h_to_4h."),
     (r"\bmlp\.linear_fc2\.", "mlp.dense_4h_to_h."),
+    # Transformer Engine's layers for all experts of a rank number their weights.
+    (r"\bexperts\.(linear_fc[12]\.)(weight|bias)(\d+)$", r"experts.local_experts.\3.\1\2"),
 )
 """Patterns of names in megatron.core, and the classic names. The order matters."""
 _CORE_DECODER_NAMES = (
@@ -68,7 +70,7 @@ _CORE_DECODER_NAMES = (
 _CORE_STACKS = ("encoder.", "decoder.")
 _HEAD, _TIED_HEAD = "language_model.output_layer.weight", "word_embeddings_for_head.weight"
 _LAYER = re.compile(r"\bencoder\.layers\.(\d+)\.")
-_NO_WEIGHTS = re.compile(r"(.*\.)?(_extra_state|inv_freq|rotary_(pos_)?emb.*)")
+_NO_WEIGHTS = re.compile(r"(.*\.)?(_extra_state\d*|inv_freq|rotary_(pos_)?emb.*)")
 """Names of buffers that a module holds besides its weights."""
 
 
@@ -101,7 +103,14 @@ def stage_tree(
         parent = model if name.startswith(f"{ROOT}.") else tree
         module, _, remainder = name.removeprefix(f"{ROOT}.").partition(".")
         parent.setdefault(module, {})[remainder] = tensor
-    return tree
+    return _of_expert_rank(tree) if rank.experts.rank else tree
+
+
+def _of_expert_rank(tree: Any) -> Any:
+    """Mark what the first expert-parallel rank has, too: all tensors besides experts."""
+    if not isinstance(tree, TensorSlice):
+        return {name: _of_expert_rank(value) for name, value in tree.items()}
+    return tree._replace(is_replica=tree.is_replica or not tree.of_stack)
 
 
 def _stack(

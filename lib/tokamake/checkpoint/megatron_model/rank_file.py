@@ -1,6 +1,6 @@
 """The file of a rank: counters and tensors of Megatron-LM and Megatron-DeepSpeed."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def check_same_step(
-    file: Path, state: dict[str, Any], *, first_file: Path, first_state: dict[str, Any]
+    file: Path, state: dict[str, Any], *, first_file: Path, first_state: Mapping[str, Any]
 ) -> None:
     """Check that the file of a rank is from the same step as the first rank's file."""
     progress, first = progress_of(state, file), progress_of(first_state, first_file)

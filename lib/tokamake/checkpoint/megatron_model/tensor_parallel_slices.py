@@ -7,6 +7,7 @@ derived from Megatron's spread these tensors over files. Whole tensors have Hugg
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Literal, NamedTuple
 
 from tokamake import plugins
@@ -36,6 +37,8 @@ class TensorSlice(NamedTuple):
     """How ranks share the tensor: see `MegatronModule`; the vocabulary is split by padded rows."""
     of_module: bool | None = None
     """`MegatronModule.decays`."""
+    of_stack: bool = False
+    """Whether it is a member of a stack, such as experts, which expert-parallel ranks share."""
 
     @property
     def decays(self) -> bool:
@@ -59,20 +62,26 @@ class TensorParallelRank:
     """Shapes of our whole tensors by name; empty: all of the model."""
     tower: str = ""
     """The tower of the model whose tensors these are; empty: the whole model."""
+    experts: Axis = Axis()  # noqa: RUF009
+    """The rank among expert-parallel peers. Each has some experts, and all other tensors."""
 
     def __post_init__(self) -> None:
         shape, size = self.architecture, self.axis.size
         if shape.family not in plugins.names("models/*/megatron"):
+            why = plugins.constant("models/*/hf", shape.family, "NOT_IN_MEGATRON", default="")
+            reason = f": {why}" if why else ""
             raise UserError(
-                f"format: Megatron has no model of family {shape.family}; choose the format hf or "
-                "native"
+                f"format: Megatron has no model of family {shape.family}{reason}; choose the "
+                "format hf or native"
             )
         divided = {
             "num_attention_heads": shape.num_attention_heads,
-            "intermediate_size": shape.intermediate_size,
+            "expert_size" if shape.has_routers else "intermediate_size": shape.expert_size,
             "padded vocabulary": self.padded_vocab_size,
         }
-        if shape.num_key_value_heads > 1:
+        # megatron.core has no ranks that share a key and value head.
+        is_core = getattr(plugins.load("models/*/megatron", shape.family), "IS_CORE", False)
+        if shape.num_key_value_heads > 1 or is_core:
             divided["num_key_value_heads"] = shape.num_key_value_heads
         for name, number in divided.items():
             if number % size:
@@ -121,24 +130,38 @@ class TensorParallelRank:
     def _modules(self, modules: Iterable[MegatronModule], prefix: str) -> dict[str, TensorSlice]:
         """Tensors of modules; `prefix` begins our names."""
         slices: dict[str, TensorSlice] = {}
-        for module in modules:
-            ours = [f"{prefix}{name}" for name in module.ours]
-            stacked = "{}" in module.name
-            of_module = self._stacked(module, ours) if stacked else self._module(module, ours)
-            slices |= {name: tensor._replace(of_module=module.decays) for name, tensor in of_module}
+        for is_stacked, group in groupby(modules, key=lambda module: "{}" in module.name):
+            slices |= (self._stacked if is_stacked else self._plain)([*group], prefix)
         return slices
 
-    def _stacked(
-        self, module: MegatronModule, ours: list[str]
-    ) -> Iterator[tuple[str, TensorSlice]]:
-        names = [f"{name}.{kind}" for name in ours for kind in _KINDS]
-        shapes = {name: self._shapes[name] for name in names if name in self._shapes}
-        number = next(iter(shapes.values()))[0]
+    def _plain(self, modules: list[MegatronModule], prefix: str) -> dict[str, TensorSlice]:
+        return {
+            name: tensor._replace(of_module=module.decays)
+            for module in modules
+            for name, tensor in self._module(module, [f"{prefix}{name}" for name in module.ours])
+        }
+
+    def _stacked(self, modules: list[MegatronModule], prefix: str) -> dict[str, TensorSlice]:
+        """Tensors of this rank's members of stacks, such as experts; their names count from 0."""
+        ours = [
+            f"{prefix}{name}.{kind}" for each in modules for name in each.ours for kind in _KINDS
+        ]
+        shapes = {name: self._shapes[name] for name in ours if name in self._shapes}
+        number, size = next(iter(shapes.values()))[0], self.experts.size
+        if number % size:
+            raise UserError(
+                f"expert_model_parallel_size: {size}: does not divide {number} experts, as "
+                "Megatron needs; fetch or write the checkpoint again"
+            )
         member = replace(self, shapes={name: shape[1:] for name, shape in shapes.items()})
-        for index in range(number):
-            for name, tensor in member._module(module, ours):
-                chunks = tuple(chunk.in_stack(index) for chunk in tensor.chunks)
-                yield name.format(index), tensor._replace(chunks=chunks)
+        of_member = member._plain(modules, prefix)
+        return {
+            name.format(place): tensor._replace(
+                chunks=tuple(chunk.in_stack(index) for chunk in tensor.chunks), of_stack=True
+            )
+            for place, index in enumerate(part(number, self.experts))
+            for name, tensor in of_member.items()
+        }
 
     def _module(self, module: MegatronModule, ours: list[str]) -> Iterator[tuple[str, TensorSlice]]:
         match module.split:

@@ -25,6 +25,8 @@ class ParallelLayout:
     """Ranks that share optimizer states."""
     zero_stage: int = 0
     """Stage of DeepSpeed's ZeRO; 0 without."""
+    expert_parallel_size: int = 1
+    """Ranks that share the experts of each layer."""
 
     def __str__(self) -> str:
         """Return the sizes above 1, e.g. tensor 2 × pipeline 4."""
@@ -33,6 +35,7 @@ class ParallelLayout:
             "pipeline": self.pipeline_parallel_size,
             "virtual pipeline": self.virtual_pipeline_size,
             "data": self.data_parallel_size,
+            "expert": self.expert_parallel_size,
         }
         return " × ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
 

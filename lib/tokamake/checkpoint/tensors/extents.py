@@ -247,9 +247,17 @@ def slices_of_range(shape: Sequence[int], start: int, *, stop: int) -> Iterator[
 
 
 def cut(chunks: Iterable[Chunk], start: int, stop: int) -> Iterator[Chunk]:
-    """Cut a range out of contiguous chunks; `start` of the results counts from the range."""
+    """Cut a range out of chunks; `start` of the results counts from the range.
+
+    Raises ValueError if a chunk that is not contiguous lies in the range in part.
+    """
     for chunk in chunks:
-        assert chunk.stride is None, "a chunk that is cut is contiguous"
+        if chunk.stride is not None:
+            if start <= chunk.start and chunk.stop <= stop:
+                yield chunk._replace(start=chunk.start - start)
+            elif chunk.start < stop and start < chunk.stop:
+                raise ValueError("a part of a transposed chunk")
+            continue
         size = chunk.size
         first = max(start, chunk.start)
         last = max(first, min(stop, chunk.start + math.prod(size)))

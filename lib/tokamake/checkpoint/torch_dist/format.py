@@ -138,7 +138,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         for key, tensor in contents.tensors.items()
         if not optimizer_reader.is_state(key)
         and not module_tree.is_buffer(key)
-        and key not in first_keys
+        and first_keys.get(key) not in contents.tensors
     }
     expected = sharded_tensors(architecture, padded_vocab_size=rows)
     tensors = match_tensors(folder, stored, model=expected)
@@ -148,13 +148,14 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         to_whole_tensors(extent, tensors[extent.name], prefix=MODEL)
         for extent in dcp_archives.locate(folder, stored)
     ]
-    second = {key: tensors[first] for key, first in first_keys.items()}
+    second = {key: tensors[first] for key, first in first_keys.items() if first in tensors}
     model = StoredModel(
         architecture,
         rows,
         _layout(args, common.file),
         tensors | second,
         is_fp32=all(tensor.dtype == FLOAT32 for tensor in stored.values()),
+        has_joined_experts=bool(getattr(args, "moe_grouped_gemm", False)),
     )
     states, unread = optimizer_reader.read_states(folder, contents, common=common, model=model)
     return description.checkpoint(
@@ -182,12 +183,13 @@ def _layout(args: Any, file: Path) -> ParallelLayout:
         "tensor_model_parallel_size",
         "pipeline_model_parallel_size",
         "virtual_pipeline_model_parallel_size",
+        "expert_model_parallel_size",
     )
-    sizes = (
+    tensor, pipeline, virtual, experts = (
         rank_file.whole_number(getattr(args, name, None) or 1, f"{file}: args.{name}")
         for name in names
     )
-    return ParallelLayout(*sizes)
+    return ParallelLayout(tensor, pipeline, virtual, expert_parallel_size=experts)
 
 
 def archives(files: Iterable[Path]) -> dict[Path, list[tuple[int, int]]]:
@@ -234,7 +236,7 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     # A single archive stands for all extra states.
     location = dcp_archives.write_object(step_folder, [None])
     layers_differ = family_constant(checkpoint.architecture, "LAYERS_DIFFER", default=False)
-    extra_states = _extra_states_of(model) if layers_differ else _extra_states(checkpoint)
+    extra_states = _extra_states_of(model) if layers_differ else _extra_states(checkpoint, model)
     objects = dict.fromkeys(extra_states, location)
     dcp_metadata_writer.write(step_folder, tensors, objects)
     state = _common_state(
@@ -296,7 +298,7 @@ def _under_second_keys(
     }
 
 
-def _extra_states(checkpoint: Checkpoint) -> Iterator[str]:
+def _extra_states(checkpoint: Checkpoint, model: Iterable[ShardedTensor]) -> Iterator[str]:
     architecture = checkpoint.architecture
     stacks = {stack_of(architecture): architecture.num_hidden_layers}
     further = {}
@@ -311,6 +313,12 @@ def _extra_states(checkpoint: Checkpoint) -> Iterator[str]:
             for number in range(layers):
                 yield f"{stack}.layers.{module}.{_EXTRA_STATE}/shard_{number}_{layers}"
         yield f"{stack}.final_layernorm.{_EXTRA_STATE}/shard_0_1"
+    for sharded in model:
+        if len(sharded.stack) > 1:  # of modules within a layer, such as experts
+            module, size = sharded.key.rpartition(".")[0], ".".join(map(str, sharded.stack))
+            for numbers in product(*map(range, sharded.stack)):
+                place = ".".join(map(str, numbers))
+                yield f"{module}.{_EXTRA_STATE}/shard_{place}_{size}"
 
 
 def _extra_states_of(model: Iterable[ShardedTensor]) -> Iterator[str]:

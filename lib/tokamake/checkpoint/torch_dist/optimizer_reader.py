@@ -9,10 +9,11 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from tokamake.checkpoint.megatron_model import module_tree
+from tokamake.checkpoint.megatron_model import grouped_experts, module_tree
 from tokamake.checkpoint.megatron_model.adam import GROWTH, OPTIMIZER, SCALE, SCALER, STEP
 from tokamake.checkpoint.megatron_model.optimizer_buffers import (
     BufferedParameter,
@@ -25,7 +26,10 @@ from tokamake.checkpoint.megatron_model.optimizer_states import (
     parameter_name,
     settings_note,
 )
-from tokamake.checkpoint.megatron_model.tensor_parallel_slices import TensorParallelRank
+from tokamake.checkpoint.megatron_model.tensor_parallel_slices import (
+    TensorParallelRank,
+    TensorSlice,
+)
 from tokamake.checkpoint.tensors.checkpoint import ParallelLayout
 from tokamake.checkpoint.tensors.extents import Extent
 from tokamake.checkpoint.torch_dist.sharded_tensors import (
@@ -49,7 +53,7 @@ MASTERS = ("fp32_param", "param")
 """Kinds of states that are fp32 weights: of the optimizer for 16-bit weights, and of the
 distributed optimizer."""
 _STATE = re.compile(r"optimizer\.state\.(\w+)\.(.+)")
-_GROUP = r"optimizer\.distributed\.dp_group_idx_(\d+)\."
+_GROUP = r"(?:chained_(\d)\.)?optimizer\.distributed\.dp_group_idx_(\d+)\."
 _BUCKET = re.compile(_GROUP + r"gbuf_idx_(\d+)\.dtype_.*\.bucket_idx_(\d+)\.(\w+)")
 _BUCKETS = ("dp_reshardable", "fully_sharded_bucket_space")
 _ORDERS = (
@@ -75,6 +79,34 @@ class StoredModel:
     """Sharded tensors by the key of the weights."""
     is_fp32: bool
     """Whether all weights are fp32, so that the optimizer's weights are copies."""
+    has_joined_experts: bool = False
+    """Whether the experts of a layer can have been in two matrices."""
+
+
+class _BucketOwner(NamedTuple):
+    """The model-parallel rank whose optimizer has a group of buckets."""
+
+    pipeline: int
+    tensor: int
+    expert: int = 0
+    of_stack: bool | None = None
+    """Whether the optimizer has experts, or what is no expert; None: it has both."""
+
+
+def _owners(layout: ParallelLayout) -> dict[tuple[str | None, int], _BucketOwner]:
+    """Return the owners by numbers of the chained optimizer, if there are several, and group."""
+    tensor, experts = layout.tensor_parallel_size, layout.expert_parallel_size
+    ranks = [*product(range(layout.pipeline_parallel_size), range(tensor))]
+    if experts == 1:
+        return {(None, number): _BucketOwner(*rank) for number, rank in enumerate(ranks)}
+    # Experts that ranks share have an optimizer of their own.
+    owners: dict[tuple[str | None, int], _BucketOwner] = {
+        ("0", number): _BucketOwner(*rank, of_stack=False) for number, rank in enumerate(ranks)
+    }
+    for (stage, number), expert in product(ranks, range(experts)):
+        place = (stage * experts + expert) * tensor + number
+        owners["1", place] = _BucketOwner(stage, number, expert, of_stack=True)
+    return owners
 
 
 def is_state(key: str) -> bool:
@@ -90,7 +122,7 @@ def read_states(
     if not stored and not has_objects:
         return OptimizerStates(), ()
     try:
-        saved = common.value.get(OPTIMIZER)
+        saved = _first_optimizer(common)
         sharding = saved.get(SHARDING) if isinstance(saved, Mapping) else None
         if sharding in _BUCKETS:
             return _from_buckets(folder, contents, stored=stored, model=model), ()
@@ -126,8 +158,14 @@ def _from_tensors(
             except ValueError as error:
                 raise _UnreadError(f"optimizer states in {extent.name} ({error})") from None
         states.extents.append(to_whole_tensors(extent, owner, prefix=prefix))
-    _add_settings(states, common, saved=common.value.get(OPTIMIZER), extents=states.extents)
+    _add_settings(states, common, saved=_first_optimizer(common), extents=states.extents)
     return states
+
+
+def _first_optimizer(common: StoredObject) -> Any:
+    """State of the optimizer, or of the first one: Megatron keeps their step counts equal."""
+    saved = common.value.get(OPTIMIZER)
+    return saved.get(0, saved) if isinstance(saved, Mapping) else saved
 
 
 def _has_twin(match: re.Match[str], stored: Mapping[str, WholeTensor]) -> bool:
@@ -161,24 +199,27 @@ def _add_settings(
 def _from_buckets(
     folder: Path, contents: Contents, *, stored: Mapping[str, WholeTensor], model: StoredModel
 ) -> OptimizerStates:
-    groups: dict[int, dict[tuple[int, int], dict[str, str]]] = defaultdict(dict)
+    groups: dict[tuple[str | None, int], dict[tuple[int, int], dict[str, str]]] = defaultdict(dict)
     for key in stored:
         match = _BUCKET.fullmatch(key)
         if match is None:
             raise _UnreadError(f"optimizer states in {key}")
-        group, *bucket = map(int, match.groups()[:3])
-        groups[group].setdefault((bucket[0], bucket[1]), {})[match[4]] = key
-    layout = model.layout
-    if {*groups} != {*range(layout.tensor_parallel_size * layout.pipeline_parallel_size)}:
+        bucket = int(match[3]), int(match[4])
+        groups[match[1], int(match[2])].setdefault(bucket, {})[match[5]] = key
+    owners = _owners(model.layout)
+    if groups.keys() != owners.keys():
         raise _UnreadError(f"optimizer states of {len(groups)} model-parallel ranks")
     states = OptimizerStates()
-    for group, buckets in sorted(groups.items()):
+    for (chained, number), buckets in sorted(groups.items()):
         first = len(states.extents)
-        for keys, parameters in _filled(buckets, stored, group=group, model=model):
+        for keys, parameters in _filled(
+            buckets, stored, owner=owners[chained, number], model=model
+        ):
             states.extents += _in_bucket(
                 folder, stored, keys=keys, parameters=parameters, model=model
             )
-        key = f"optimizer.distributed.dp_group_idx_{group}.{{}}/shard_0_1"
+        prefix = "" if chained is None else f"chained_{chained}."
+        key = f"{prefix}optimizer.distributed.dp_group_idx_{number}.{{}}/shard_0_1"
         saved = {
             name: read_shard(folder, key.format(name), location=contents.objects[key.format(name)])
             for name in (OPTIMIZER, SCALER)
@@ -194,50 +235,56 @@ def _filled(
     buckets: Mapping[tuple[int, int], Mapping[str, str]],
     stored: Mapping[str, WholeTensor],
     *,
-    group: int,
+    owner: _BucketOwner,
     model: StoredModel,
 ) -> Iterator[tuple[Mapping[str, str], list[BufferedParameter]]]:
-    """Yield the keys of the states in each bucket of a model-parallel rank, and its parameters."""
-    pipeline_rank, number = divmod(group, model.layout.tensor_parallel_size)
+    """Yield the keys of the states in each bucket of an owner, and its parameters."""
     layout = model.layout
     try:
         rank = TensorParallelRank(
-            model.architecture, Axis(number, layout.tensor_parallel_size), model.padded_vocab_size
+            model.architecture,
+            Axis(owner.tensor, layout.tensor_parallel_size),
+            model.padded_vocab_size,
+            experts=Axis(owner.expert, layout.expert_parallel_size),
         )
         layers = module_tree.even_layers(
             model.architecture, layout.pipeline_parallel_size * layout.virtual_pipeline_size
         )
     except UserError as error:
         raise _UnreadError(f"optimizer states in buckets ({error})") from None
-    trees = [*module_tree.rank_trees(rank, layout, pipeline_rank=pipeline_rank, layers=layers)]
+    trees = [*module_tree.rank_trees(rank, layout, pipeline_rank=owner.pipeline, layers=layers)]
     if {buffer for buffer, _ in buckets} != {*range(len(trees))}:
         # One for each stage, unless weights have several dtypes.
         raise _UnreadError("optimizer states in buckets of an unknown number of buffers")
     for buffer, tree in enumerate(trees):
         keys = [buckets[at] for at in sorted(buckets) if at[0] == buffer]
         tensors = [stored[next(iter(each.values()))] for each in keys]
-        filled = _fitting_order(tree, tensors)
+        slices = {
+            name: tensor
+            for name, tensor in module_tree.named_slices(tree)
+            if owner.of_stack in (None, tensor.of_stack)
+        }
+        filled = _fitting_order(slices, tensors, model=model)
         yield from zip(keys, filled, strict=True)
 
 
-def _fitting_order(tree: Any, buckets: Sequence[WholeTensor]) -> list[list[BufferedParameter]]:
+def _fitting_order(
+    slices: Mapping[str, TensorSlice], buckets: Sequence[WholeTensor], *, model: StoredModel
+) -> list[list[BufferedParameter]]:
     """Return the parameters of a stage's buckets, in the order that the stored chunks show.
 
     Megatron saves each parameter's elements apart. Raises _UnreadError unless one order fits.
     """
-    fitting = []
-    for order in _ORDERS:
-        tensors = sorted(module_tree.named_slices(tree), key=lambda item: _place(item[0], order))
+    fitting: list[list[list[BufferedParameter]]] = []
+    for tensors in _orders(slices, model):
         try:
-            filled = fill_buckets(
-                [tensor for _, tensor in tensors], [bucket.size[0] for bucket in buckets]
-            )
+            filled = fill_buckets(tensors, [bucket.size[0] for bucket in buckets])
         except ValueError:
             continue
         starts = [
             {*(chunk.offset[0] for chunk in bucket.chunks), *bucket.size} for bucket in buckets
         ]
-        if all(
+        if filled not in fitting and all(
             {parameter.start, parameter.stop} <= of_bucket
             for parameters, of_bucket in zip(filled, starts, strict=True)
             for parameter in parameters
@@ -246,6 +293,22 @@ def _fitting_order(tree: Any, buckets: Sequence[WholeTensor]) -> list[list[Buffe
     if len(fitting) != 1:
         raise _UnreadError("optimizer states in buckets of an unknown order")
     return fitting[0]
+
+
+def _orders(slices: Mapping[str, TensorSlice], model: StoredModel) -> Iterator[list[TensorSlice]]:
+    """Yield the parameters in each order in which megatron.core may have made them."""
+    for order in _ORDERS:
+        yield [slices[name] for name in sorted(slices, key=lambda name: _place(name, order))]
+        if not model.architecture.has_routers:
+            continue
+        # One module of Transformer Engine has the first projections of all experts of a layer.
+        grouped = sorted(
+            slices, key=lambda name: (*_place(name, order), name.endswith("linear_fc2.weight"))
+        )
+        yield [slices[name] for name in grouped]
+        if model.has_joined_experts:
+            joined = grouped_experts.joined(slices)
+            yield [joined[name] for name in sorted(joined, key=lambda name: _place(name, order))]
 
 
 def _place(name: str, order: Sequence[str]) -> tuple[int, int, int]:
@@ -277,6 +340,9 @@ def _in_bucket(
         (chunk,) = extent.chunks
         (at,) = chunk.slices
         pieces = range_chunks(parameters, at.start, stop=at.stop, prefix=prefixes[extent.name])
-        chunks = (*(each._replace(start=each.start + chunk.start) for each in pieces),)
+        try:
+            chunks = (*(each._replace(start=each.start + chunk.start) for each in pieces),)
+        except ValueError as error:
+            raise _UnreadError(f"optimizer states in {extent.name} ({error})") from None
         if chunks:
             yield replace(extent, chunks=chunks)

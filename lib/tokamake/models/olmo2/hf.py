@@ -43,3 +43,5 @@ HUGGING_FACE = (
         constants={"pad_token_id": None},
     ),
 )
+
+NOT_IN_MEGATRON = "it norms all heads together, and Megatron norms each head alone"

@@ -52,3 +52,5 @@ HUGGING_FACE = (
         names=EXPERT_NAMES,
     ),
 )
+
+NOT_IN_MEGATRON = "it norms all heads together, and Megatron norms each head alone"

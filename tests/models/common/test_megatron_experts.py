@@ -1,0 +1,173 @@
+"""Mixtures of experts in Megatron-LM's formats: arguments, and files of expert-parallel ranks.
+
+`tests/checkpoint/megatron/test_format.py` and `tests/checkpoint/torch_dist/test_format.py` compare
+with megatron.core.
+"""
+
+import re
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.support import dense, megatron_names
+from tests.support.random_tensors import random_tensors
+from tokamake.checkpoint import writer
+from tokamake.checkpoint.detect import open_any
+from tokamake.checkpoint.megatron_model.args_reader import architecture_of
+from tokamake.checkpoint.megatron_model.model_arguments import inexpressible
+from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
+from tokamake.config.architecture import Architecture
+from tokamake.errors import UserError
+
+ARGUMENTS: dict[str, Any] = {
+    "num_layers": 2,
+    "hidden_size": 64,
+    "ffn_hidden_size": 48,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 32,
+    "swiglu": True,
+    "normalization": "RMSNorm",
+    "position_embedding_type": "rope",
+    "add_bias_linear": False,
+    "num_experts": 8,
+    # Values of Megatron-LM's options that change nothing.
+    "moe_layer_freq": 1,
+    "moe_router_score_function": "softmax",
+    "moe_router_load_balancing_type": "aux_loss",
+    "moe_router_enable_expert_bias": False,
+    "moe_shared_expert_intermediate_size": None,
+}
+QWEN = {"qk_layernorm": True}
+FILE = Path("somewhere/model_optim_rng.pt")
+
+
+def read(**changes: Any) -> Architecture:
+    return architecture_of(
+        Namespace(**{**ARGUMENTS, **changes}), FILE, padded_vocab_size=256, is_core=True
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, {"family": "mixtral", "num_experts": 8, "num_experts_per_tok": 2}),
+        ({"moe_router_topk": 3}, {"num_experts_per_tok": 3, "norm_topk_prob": True}),
+        ({"moe_ffn_hidden_size": 20}, {"family": "mixtral", "intermediate_size": 20}),
+        ({"window_size": (15, 0)}, {"family": "mixtral", "sliding_window": 16}),
+        ({"moe_layer_freq": [1, 1]}, {"family": "mixtral"}),
+        ({"moe_expert_capacity_factor": -1.0}, {"family": "mixtral"}),
+        (QWEN, {"family": "qwen3_moe", "moe_intermediate_size": 48, "norm_topk_prob": True}),
+        (QWEN | {"moe_ffn_hidden_size": 20}, {"intermediate_size": 48, "norm_topk_prob": True}),
+        (QWEN | {"moe_router_pre_softmax": True}, {"norm_topk_prob": False}),
+    ],
+)
+def test_arguments_become_settings_of_the_architecture(
+    changes: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert expected.items() <= read(**changes).model_dump().items()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("moe_layer_freq", 2),
+        ("moe_layer_freq", [0, 1]),
+        ("moe_shared_expert_intermediate_size", 64),
+        ("moe_router_score_function", "sigmoid"),
+        ("moe_router_group_topk", 2),
+        ("moe_router_enable_expert_bias", True),
+        ("moe_router_topk_scaling_factor", 2.5),
+        ("moe_router_load_balancing_type", "sinkhorn"),
+        ("moe_router_load_balancing_type", ["sinkhorn"]),
+        ("moe_expert_capacity_factor", 1.25),
+        ("moe_apply_probs_on_input", True),
+        ("moe_latent_size", 16),
+        ("moe_input_jitter_eps", 0.01),
+        ("moe_router_pre_softmax", True),
+        ("multi_latent_attention", True),
+        ("mtp_num_layers", 1),
+    ],
+)
+def test_arguments_of_another_model_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(UserError, match=re.escape(f"{FILE}: args.{name}: {value!r}: means ")):
+        read(**{name: value})
+
+
+def test_experts_without_swiglu_are_refused() -> None:
+    with pytest.raises(UserError, match=r"args\.num_experts: 8: means "):
+        read(swiglu=False, normalization="LayerNorm")
+
+
+def test_weights_of_a_single_expert_that_are_1_have_no_argument() -> None:
+    shape = dense.ARCHITECTURES["mixtral-tied"]
+    assert inexpressible(shape, is_megatron_lm=True) == ["norm_topk_prob of a single expert"]
+    assert not inexpressible(dense.ARCHITECTURES["mixtral"], is_megatron_lm=True)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe-raw"])
+@pytest.mark.parametrize("kind", ["megatron", "torch_dist"])
+def test_written_arguments_describe_the_model(name: str, kind: str, tmp_path: Path) -> None:
+    shape = dense.ARCHITECTURES[name]
+    megatron_names.write(tmp_path / "a", kind, shape, random_tensors(shape, 1))
+    megatron_names.remove_tokamake_arguments(tmp_path / "a")
+    assert open_any(tmp_path / "a").architecture == shape
+
+
+def divided(folder: Path, size: int, *, is_grouped: bool, **arguments: Any) -> None:
+    """Divide the experts of classic files among ranks, as Megatron's own ranks have them."""
+    for file in folder.glob("iter_*/mp_rank_*/model_optim_rng.pt"):
+        state = torch.load(file, weights_only=False)
+        vars(state["args"]).update({"expert_model_parallel_size": size, **arguments})
+        model, number = state["model"], state["args"].num_experts // size
+        for rank in range(size):
+            own: dict[str, Any] = {}
+            for name, tensor in model.items():
+                match = re.fullmatch(r"(.*\.experts\.)local_experts\.(\d+)\.(.*\.weight)", name)
+                if match is None:
+                    own[name] = tensor
+                elif int(match[2]) // number == rank:
+                    place = int(match[2]) % number
+                    sequential = f"{match[1]}local_experts.{place}.{match[3]}"
+                    own[f"{match[1]}{match[3]}{place}" if is_grouped else sequential] = tensor
+            folder_of_rank = file.parent.with_name(f"{file.parent.name}_{rank:03d}")
+            folder_of_rank.mkdir()
+            torch.save({**state, "model": own}, folder_of_rank / file.name)
+        file.unlink()
+        file.parent.rmdir()
+
+
+@pytest.mark.parametrize("is_grouped", [False, True])
+@pytest.mark.parametrize("stages", [1, 3])
+def test_experts_of_several_ranks_are_read(stages: int, is_grouped: bool, tmp_path: Path) -> None:
+    """Modules of single experts, and Transformer Engine's modules of all experts of a rank."""
+    shape = Architecture(**{**dense.ARCHITECTURES["qwen3_moe"].model_dump(), "num_experts": 6})
+    tensors = random_tensors(shape, 3)
+    source = megatron_names.in_memory(shape, tensors)
+    writer.write(tmp_path / "a", source, "megatron", Target(ParallelLayout(1, stages)))
+    divided(tmp_path / "a", 3, is_grouped=is_grouped)
+    checkpoint = open_any(tmp_path / "a")
+    assert checkpoint.layout == ParallelLayout(1, stages, expert_parallel_size=3)
+    assert {*checkpoint.source} == {f"model.{name}" for name in tensors}
+    for name, tensor in tensors.items():
+        assert torch.equal(checkpoint.source.read(f"model.{name}"), tensor), name
+
+
+@pytest.mark.parametrize(
+    ("size", "arguments", "message"),
+    [
+        (3, {"expert_model_parallel_size": 2}, "of 3 expert-parallel ranks, its arguments say 2"),
+        (2, {}, "expert_model_parallel_size: 2: does not divide 3 experts"),
+        (3, {"expert_tensor_parallel_size": 4}, "expert_tensor_parallel_size: 4: other ranks"),
+    ],
+)
+def test_files_that_do_not_fit_the_ranks_are_refused(
+    size: int, arguments: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    shape = dense.ARCHITECTURES["mixtral-tied"]
+    megatron_names.write(tmp_path / "a", "megatron", shape, random_tensors(shape, 1))
+    divided(tmp_path / "a", size, is_grouped=False, **arguments)
+    with pytest.raises(UserError, match=message):
+        open_any(tmp_path / "a")
