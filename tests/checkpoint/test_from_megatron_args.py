@@ -88,7 +88,22 @@ mpiexec -n 24 --ppn 12 python3 -Wignore pretrain_gpt_alcf.py --use-flash-attn-bu
  --lr-warmup-fraction 0.05 --optimizer adamw --adam-beta1=0.9 --adam-beta2=0.95 --adam-eps=0.00001
  --blend-sample-in-corpus --train-range-to-skip 100 120 --timing-log-level 1
 """
+MIXTRAL = """
+torchrun --nproc_per_node 8 pretrain_gpt.py --use-mcore-models --disable-bias-linear
+ --seq-length 4096
+ --max-position-embeddings 32768 --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336
+ --num-attention-heads 32 --init-method-std 0.01 --attention-dropout 0.0 --hidden-dropout 0.0
+ --normalization RMSNorm --position-embedding-type rope --swiglu --rotary-base 1000000
+ --untie-embeddings-and-output-weights --group-query-attention --num-query-groups 8
+ --num-experts 8 --moe-router-topk 2 --moe-router-load-balancing-type aux_loss
+ --moe-aux-loss-coeff 1e-2 --moe-z-loss-coeff 1e-3 --moe-grouped-gemm
+ --moe-token-dispatcher-type alltoall --expert-model-parallel-size 8
+ --tensor-model-parallel-size 1 --micro-batch-size 1 --global-batch-size 256 --lr 1e-4
+ --train-iters 500000 --lr-decay-iters 320000 --lr-decay-style cosine --min-lr 1.0e-5 --bf16
+ --tokenizer-type Llama2Tokenizer --tokenizer-model tokenizer.model --data-path a_text_document
+"""
 LINES = {
+    "mixtral": MIXTRAL,
     "gpt2": GPT2,
     "gpt3": GPT3,
     "llama": LLAMA,
@@ -117,6 +132,21 @@ def converted(line: str) -> tuple[Config, Architecture, list[str]]:
 
 
 EXPECTED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
+    "mixtral": (
+        {
+            "train.router.balance_coefficient": 0.01,
+            "train.router.z_coefficient": 0.001,
+            "train.parallel.expert_parallel_size": 8,
+        },
+        {
+            "family": "mixtral",
+            "intermediate_size": 14336,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "norm_topk_prob": True,
+        },
+        ["--moe-grouped-gemm", "--moe-token-dispatcher-type"],
+    ),
     "gpt2": (
         {
             "train.schedule.warmup_steps": 3200,
@@ -222,6 +252,15 @@ def test_public_command_lines_become_configs(name: str) -> None:
     assert {*left_out} <= {*flags}
     carried = {"--data-path", "--lr-warmup-fraction", "--num-layers-per-virtual-pipeline-stage"}
     assert not carried & {*flags}
+
+
+def test_routers_have_no_loss_by_megatrons_default() -> None:
+    plain = re.sub(r"--moe-(aux|z)-loss-coeff \S+", "", MIXTRAL)
+    assert converted(plain)[0].train.router.balance_coefficient == 0
+    unbalanced = MIXTRAL.replace(" aux_loss\n", " none\n")
+    assert converted(unbalanced)[0].train.router.balance_coefficient == 0
+    _, _, comments = converted(f"{GPT2.partition('2>&1')[0]} --moe-aux-loss-coeff 0.1")
+    assert "# --moe-aux-loss-coeff 0.1: without effect beside the other settings" in comments
 
 
 def test_datasets_are_listed_with_their_weights() -> None:

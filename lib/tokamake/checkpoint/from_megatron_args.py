@@ -204,6 +204,8 @@ def _derived(flags: dict[str, list[str]]) -> dict[str, Any]:
         raise UserError("--bf16 and --fp16: both are given, which Megatron refuses; give one")
     if number.get("loss-scale") == 0:
         del flags["loss-scale"]
+    if flags.get("moe-router-load-balancing-type") == ["none"]:
+        flags["moe-aux-loss-coeff"] = ["0"]
     if flags.get("load") == flags.get("save", ()):
         del flags["load"]
     if "train-tokens" in flags and flags.keys() & {"train-iters", "train-samples"}:
@@ -239,6 +241,8 @@ def _is_used(path: str, settings: Mapping[str, Any]) -> bool:
         is_static = settings.get("train.loss_scaling.static")
         of_static = name in ("initial_scale", "static")
         return settings.get("train.precision") == "fp16" and (of_static or not is_static)
+    if section == "train.router":
+        return "args.num_experts" in settings
     if path in ("train.finetune", "train.load_optimizer"):
         is_continued = path == "train.finetune" or not settings.get("train.finetune")
         return "model.checkpoint" in settings and is_continued
