@@ -346,6 +346,7 @@ PYBIND11_MODULE(_csrc, module) {
            py::arg("capacity"))
       .def("split", &split_words, py::arg("texts"))
       .def("finish", &finish_words, py::arg("ids").noconvert(), py::arg("lengths").noconvert());
+  bind_bpe_training(module);
   bind_decoding(module);
   bind_language(module);
   bind_masking(module);

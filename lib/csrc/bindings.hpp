@@ -32,6 +32,7 @@ inline std::string_view view_of(const pybind11::str& text) {
 // Texts in UTF-8, which the strings of the list own.
 std::vector<std::string_view> views_of(const pybind11::list& texts);
 
+void bind_bpe_training(pybind11::module_& module);
 void bind_decoding(pybind11::module_& module);
 void bind_language(pybind11::module_& module);
 void bind_masking(pybind11::module_& module);

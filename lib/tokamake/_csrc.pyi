@@ -390,6 +390,43 @@ def json_texts(
         escapes, more than 64 levels.
     """
 
+class WordCounts:
+    """Numbers of the words of texts."""
+
+    def __init__(self, classes: npt.NDArray[np.uint8], transitions: npt.NDArray[np.uint16]) -> None:
+        """Start without words.
+
+        Args:
+            classes: of code points, and transitions: an `Automaton` of `data.tokenizers._patterns`
+                whose matches, and the text between them, are words.
+        """
+
+    def add(self, texts: list[str]) -> None:
+        """Count the words of texts."""
+
+    def counts(self) -> list[tuple[bytes, int]]:
+        """Each word and its number."""
+
+    def merges(
+        self,
+        bytes: npt.NDArray[np.uint32],
+        *,
+        known: list[tuple[bytes, int]],
+        num_tokens: int,
+        vocab_size: int,
+    ) -> npt.NDArray[np.uint32]:
+        """Train byte-level BPE; the words are gone then.
+
+        Args:
+            bytes: (256,) tokens of single bytes.
+            known: further texts that have a token.
+            num_tokens: number of all tokens so far.
+            vocab_size: number of tokens with those of merges.
+
+        Returns:
+            (merges, 3) left, right and merged token, in order; fewer if all pairs are merged.
+        """
+
 class ByteLevel:
     """Byte-level BPE."""
 

@@ -3,8 +3,7 @@
 A kind defines `MINIMUM`, its smallest vocabulary; `SPECIAL_TOKENS`, the names in
 tokenizer_config.json of its own special tokens; and `train(texts, vocab_size, special_tokens)`.
 The result is a folder that transformers can load. The trainers of `tokenizers` visit words in an
-order that changes from run to run. Byte-level BPE does not depend on it. The other kinds have
-workarounds, explained at their functions.
+order that changes from run to run. WordPiece has workarounds, explained at their functions.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -12,8 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokamake import plugins
+from tokamake._csrc import WordCounts
 from tokamake.config.data import MIN_VOCAB_SIZE
 from tokamake.data.tokenizers import IDS_KEY
+from tokamake.data.tokenizers._byte_level import GPT2
+from tokamake.data.tokenizers._patterns import compile_pattern
 from tokamake.errors import UserError
 from tokamake.files import atomic_folder, write_json
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 FOLDER = "data/tokenizers/trained"
 EOD_TOKEN = "<|endoftext|>"
+_BATCH = 1 << 20
+"""Characters of the texts that are counted together."""
 ReadTexts = Callable[[], Iterator[str]]
 """Function that iterates over the texts, each time from the first."""
 
@@ -112,3 +116,18 @@ def byte_level_tokenizer(model: Any) -> "tokenizers.Tokenizer":
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def count_words(texts: Iterator[str]) -> WordCounts:
+    """Count the words into which GPT-2's pre-tokenizer splits texts."""
+    words = WordCounts(*compile_pattern(GPT2[0]))
+    batch: list[str] = []
+    size = 0
+    for text in texts:
+        batch.append(text)
+        size += len(text)
+        if size >= _BATCH:
+            words.add(batch)
+            batch, size = [], 0
+    words.add(batch)
+    return words

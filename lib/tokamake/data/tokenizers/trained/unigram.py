@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tokamake.data.tokenizers._exactness import byte_alphabet
 from tokamake.data.tokenizers.trained import (
     EOD_TOKEN,
     ReadTexts,
     TooLittleTextError,
     byte_level_tokenizer,
+    count_words,
 )
 
 if TYPE_CHECKING:
@@ -48,12 +50,12 @@ def train(
 
     The trainer of `tokenizers` sums probabilities in the order of words, which changes.
     """
-    from tokenizers import models, pre_tokenizers
+    from tokenizers import models
 
-    words: Counter[str] = Counter(dict.fromkeys(pre_tokenizers.ByteLevel.alphabet(), 1))
-    split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
-    for text in texts():
-        words.update(word for word, _ in split(text))
+    alphabet = byte_alphabet()
+    words = Counter(dict.fromkeys(alphabet.values(), 1))
+    for word, count in count_words(texts()).counts():
+        words[word.decode("latin-1").translate(alphabet)] += count
     pieces = _pieces(words, vocab_size, num_special=len(special_tokens))
     special = [EOD_TOKEN, *special_tokens]
     entries = [*((token, 0.0) for token in special), *pieces]
