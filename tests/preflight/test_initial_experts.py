@@ -35,6 +35,7 @@ COPIES = dense("qwen3_moe", moe_intermediate_size=96, num_experts=4, num_experts
 COPIES = COPIES.model_copy(update=RENORMALIZED)
 LAYOUTS: dict[str, dict[str, Any]] = {
     "tensor": parallel(tp=2),
+    "expert": parallel(ep=2),
     "zero 3": {"zero_stage": 3},
     "deepspeed": {"backend": "deepspeed", "zero_stage": 2},
 }
