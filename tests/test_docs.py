@@ -87,6 +87,7 @@ BUILT = {
         "tokamake/results/retro/neighbors/chunks.faiss",
     ),
     "repeated-text": ("tokamake/results/data/uncopied/metadata.json",),
+    "experts": ("tokamake/results/experts/train.json", "tokamake/results/upcycled/train.json"),
     "phases": ("tokamake/results/long/train.json", "tokamake/results/anneal/export/config.json"),
     "recover": ("tokamake/results/branch/train.json", "tokamake/repaired.idx"),
     "notebook": ("tokamake/losses.svg",),

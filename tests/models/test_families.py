@@ -325,6 +325,7 @@ PUBLISHED = {
     "tiny-gpt": 3_451_008,
     "tiny-llama": 4_769_472,
     "tiny-qwen3": 4_917_440,
+    "tiny-mixtral": 4_769_472 + 4 * (3 * 192 * (8 * 256 - 512) + 8 * 192),
     # transformers' BertForPreTraining: its norm of the embeddings has as many as our last norm.
     "bert-345m": 336_226_108,
     "bert-base": 110_106_428,
