@@ -38,6 +38,7 @@ TESTED_THROUGH = {
     ],
     "checkpoint/torch_dist/test_format.py": [
         "checkpoint/torch_dist/optimizer_reader",
+        "checkpoint/torch_dist/extra_states",
         "checkpoint/megatron_model/core_names",
         *("checkpoint/torch_files/dcp_archives", "checkpoint/megatron_model/adam"),
         "checkpoint/torch_files/dcp_metadata_writer",

@@ -121,6 +121,11 @@ def test_names_of_export_formats() -> None:
         None,
     )
     assert parse_export_format("hf") == ("hf", {}, None)
+    assert parse_export_format("torch-dist-ep8") == (
+        "torch-dist",
+        {"expert_parallel_size": 8},
+        None,
+    )
     assert parse_export_format("megatron-zero1") == ("megatron", {"zero_stage": 1}, None)
     zero_2 = {"tensor_parallel_size": 2, "data_parallel_size": 6, "zero_stage": 2}
     assert parse_export_format("mds-tp2-dp6-zero2-bf16") == ("mds", zero_2, "bf16")
@@ -136,6 +141,7 @@ def test_names_of_export_formats() -> None:
         "hf_bf16",
         "",
         "megatron-vpp2",
+        "mds-ep2",
         "mds-dp2",
         "mds-zero4",
         "mds-pipeline-pp2-zero2",
@@ -169,10 +175,15 @@ def test_export_formats_that_do_not_divide_the_model_are_refused() -> None:
         "mds-tp3": "tp3: does not divide num_attention_heads 8; give one of 1, 2, 4, 8",
         "mds-tp4": "tp4: does not divide num_key_value_heads 2; give one of 1, 2",
         "mds-pipeline-pp5": "5 stages: the model has 4 layers; give a number that is no larger",
+        "megatron-ep2": "ep2: family llama has no experts; leave it out",
         "megatron-pp3": "3 stages: the model has 4 layers; give a number that divides them",
     }.items():
         with pytest.raises(ValueError, match=message):
             check_export_format(parse_export_format(wrong), model)
+    experts = model.model_copy(update={"family": "mixtral", "num_experts": 6})
+    check_export_format(parse_export_format("megatron-tp2-ep3"), experts)
+    with pytest.raises(ValueError, match="ep4: does not divide 6 experts; give one of 1, 2, 3, 6"):
+        check_export_format(parse_export_format("torch-dist-ep4"), experts)
     two_stacks = model.model_copy(update={"family": "t5"})
     check_export_format(parse_export_format("mds-tp2"), two_stacks)
     for wrong in ("mds-pipeline", "megatron-pp2"):

@@ -238,9 +238,11 @@ def load(folder: Path, source: Path, kind: str, rank: int, sizes: Sizes) -> None
         if kind == "plain":
             # torch's Adam counts steps of each parameter, that of Transformer Engine of each group.
             # The optimizer for fp32 weights wraps no other one.
-            saved = loaded["optimizer"]
-            inner = saved if dtype == torch.float32 else saved["optimizer"]
-            inner["state"]["common_step"] = torch.tensor(float(inner["param_groups"][0]["step"]))
+            of_all = loaded["optimizer"]
+            for saved in [*of_all.values()] if 0 in of_all else [of_all]:
+                inner = saved if dtype == torch.float32 else saved["optimizer"]
+                count = float(inner["param_groups"][0]["step"])
+                inner["state"]["common_step"] = torch.tensor(count)
         optimizer.load_state_dict(loaded["optimizer"])
     save(folder, args, model, optimizer, kind)
 

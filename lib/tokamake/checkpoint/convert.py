@@ -46,6 +46,7 @@ def convert(
     tensor_parallel_size: int = 1,
     pipeline_parallel_size: int = 1,
     virtual_pipeline_size: int = 1,
+    expert_parallel_size: int = 1,
     data_parallel_size: int = 1,
     zero_stage: Literal[0, 1, 2, 3] = 0,
     dtype: Literal["fp32", "bf16", "fp16"] | None = None,
@@ -71,6 +72,8 @@ def convert(
         tensor_parallel_size: Ranks that share each layer in the target.
         pipeline_parallel_size: Ranks that share the layers in the target.
         virtual_pipeline_size: Stages of each pipeline rank, in Megatron-LM's format.
+        expert_parallel_size: Ranks that share the experts of each layer, in Megatron-LM's formats.
+            With torch-dist, 2 or more writes optimizer states for any such number, 1 for none.
         data_parallel_size: Ranks that share optimizer states in the target.
         zero_stage: Stage of DeepSpeed's ZeRO for optimizer states: 1 to 3, with a pipeline 1; 0
             writes no states. With format megatron, 1 writes files of the distributed optimizer, 0
@@ -107,6 +110,7 @@ def convert(
         "tensor_parallel_size": tensor_parallel_size,
         "pipeline_parallel_size": pipeline_parallel_size,
         "virtual_pipeline_size": virtual_pipeline_size,
+        "expert_parallel_size": expert_parallel_size,
         "data_parallel_size": data_parallel_size,
     }
     of_hf = {

@@ -19,6 +19,7 @@ _SHORT = {
     "tp": "tensor_parallel_size",
     "pp": "pipeline_parallel_size",
     "vpp": "virtual_pipeline_size",
+    "ep": "expert_parallel_size",
     "dp": "data_parallel_size",
     "zero": "zero_stage",
 }
@@ -202,6 +203,11 @@ def check_export_format(form: ExportFormat, architecture: Architecture) -> None:
             raise ValueError(
                 f"tp{tensor}: does not divide {name} {num_heads}; give {divisor(num_heads)}"
             )
+    experts = form.sizes.get("expert_parallel_size", 1)
+    if experts > 1 and not architecture.has_routers:
+        raise ValueError(f"ep{experts}: family {architecture.family} has no experts; leave it out")
+    if experts > 1 and (number := architecture.setting("num_experts")) % experts:
+        raise ValueError(f"ep{experts}: does not divide {number} experts; give {divisor(number)}")
     num_stages = form.sizes.get("pipeline_parallel_size", 1)
     num_stages *= form.sizes.get("virtual_pipeline_size", 1)
     stacks = architecture.several_stacks

@@ -6,6 +6,7 @@ import pickle
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,58 @@ def test_all_tensors_of_two_ranks_are_those_that_megatron_core_has_saved(
         assert_same(open_any(classic), open_any(saved))
 
 
+@pytest.mark.grid
+@pytest.mark.ranks
+def test_written_files_of_expert_parallel_ranks_are_those_of_megatron_core(
+    two_ranks: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Weights, and the states of both optimizers by their numbers."""
+    saved = two_ranks("experts/mixtral-plain")
+    convert(source=saved, target=tmp_path / "a", format="megatron", expert_parallel_size=2)
+    files = sorted(saved.glob("classic/iter_*/mp_rank_*/model_optim_rng.pt"))
+    assert len(files) == 2
+    for file in files:
+        theirs, ours = (
+            torch.load(path, weights_only=False)
+            for path in (file, tmp_path / "a" / file.relative_to(saved / "classic"))
+        )
+        # Megatron's layers here are not of Transformer Engine, which fuses a norm.
+        weights = {
+            name.replace("input_layernorm.", "self_attention.linear_qkv.layer_norm_"): tensor
+            for name, tensor in theirs["model"].items()
+            if not name.endswith("_extra_state")
+        }
+        assert weights.keys() == ours["model"].keys()
+        assert all(torch.equal(tensor, ours["model"][name]) for name, tensor in weights.items())
+        for first, second in zip(theirs["optimizer"], ours["optimizer"], strict=True):
+            assert [len(group["params"]) for group in first["param_groups"]] == [
+                len(group["params"]) for group in second["param_groups"]
+            ]
+            for number, states in first["state"].items():
+                for kind in ("exp_avg", "exp_avg_sq"):
+                    assert torch.equal(states[kind], second["state"][number][kind])
+
+
+@pytest.mark.grid
+@pytest.mark.ranks
+def test_megatron_core_loads_states_that_are_written_for_expert_parallel_ranks(
+    folder: Path, tmp_path: Path
+) -> None:
+    starts = {
+        "mixtral": "mixtral-grouped-fully_reshardable-bf16",
+        "qwen3_moe-bf16": "qwen3_moe-dp_reshardable",
+    }
+    for name, start in starts.items():
+        dtype: Any = "bf16" if name.endswith("bf16") else "fp32"
+        options: Any = {"format": "torch-dist", "expert_parallel_size": 2, "dtype": dtype}
+        convert(source=folder / start, target=tmp_path / name, **options)
+    kinds = ("plain", "fully_reshardable")
+    loads = [str(tmp_path / name / kind) for name in starts for kind in kinds]
+    run("load", tmp_path / "back", Sizes(1, 1, 2, 2), *loads)
+    for name, kind in product(starts, kinds):
+        assert_same(open_any(tmp_path / name), open_any(tmp_path / "back" / name / kind))
+
+
 def test_progress_layout_and_loss_scale_are_those_of_the_run(folder: Path) -> None:
     checkpoint = open_any(folder / "llama-tied-plain-fp16")
     assert (checkpoint.progress.iteration, checkpoint.progress.consumed_samples) == (7, 70)
@@ -290,6 +343,30 @@ def test_conversions_there_and_back_keep_all_tensors(folder: Path, tmp_path: Pat
     convert(source=tmp_path / "native", target=tmp_path / "there", format="torch-dist")
     convert(source=tmp_path / "there", target=tmp_path / "back", format="native")
     assert_same(open_any(tmp_path / "native"), open_any(tmp_path / "back"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"format": "torch-dist"},
+        {"format": "megatron"},
+        {"format": "megatron", "zero_stage": 1, "pipeline_parallel_size": 2},
+    ],
+)
+def test_states_of_expert_parallel_ranks_are_written_and_read(
+    options: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    start = folder / "mixtral-grouped-fully_reshardable-bf16"
+    convert(source=start, target=tmp_path / "a", expert_parallel_size=2, **options)
+    checkpoint = open_any(tmp_path / "a")
+    assert_same(open_any(start), checkpoint)
+    files = [*tmp_path.rglob("common.pt"), *tmp_path.rglob("model_optim_rng.pt")]
+    assert len(files) == (
+        1 if options["format"] == "torch-dist" else 2 * options.get("pipeline_parallel_size", 1)
+    )
+    for file in files:
+        state = torch.load(file, weights_only=False)
+        assert state["args"].expert_model_parallel_size == len(state["optimizer"]) == 2
 
 
 def test_small_files_hold_the_same_tensors(folder: Path, tmp_path: Path) -> None:

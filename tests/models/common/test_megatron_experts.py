@@ -159,7 +159,7 @@ def test_experts_of_several_ranks_are_read(stages: int, is_grouped: bool, tmp_pa
     ("size", "arguments", "message"),
     [
         (3, {"expert_model_parallel_size": 2}, "of 3 expert-parallel ranks, its arguments say 2"),
-        (2, {}, "expert_model_parallel_size: 2: does not divide 3 experts"),
+        (2, {}, "expert_parallel_size: 2: does not divide 3 experts, as Megatron needs; give one"),
         (3, {"expert_tensor_parallel_size": 4}, "expert_tensor_parallel_size: 4: other ranks"),
     ],
 )
@@ -171,3 +171,11 @@ def test_files_that_do_not_fit_the_ranks_are_refused(
     divided(tmp_path / "a", size, is_grouped=False, **arguments)
     with pytest.raises(UserError, match=message):
         open_any(tmp_path / "a")
+
+
+def test_a_model_without_experts_has_no_expert_parallel_ranks(tmp_path: Path) -> None:
+    shape = dense.ARCHITECTURES["qwen2"]
+    source = megatron_names.in_memory(shape, random_tensors(shape, 1))
+    with pytest.raises(UserError, match="expert_parallel_size: 2: family qwen2 has no experts"):
+        target = Target(ParallelLayout(expert_parallel_size=2))
+        writer.write(tmp_path / "a", source, "torch_dist", target)

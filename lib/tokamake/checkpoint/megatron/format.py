@@ -9,6 +9,7 @@ distrib_optim.pt.
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -62,6 +63,7 @@ SIZES = {
     "tensor_parallel_size": None,
     "pipeline_parallel_size": None,
     "virtual_pipeline_size": None,
+    "expert_parallel_size": None,
     "zero_stage": 1,
 }
 EQUAL_STAGES = True
@@ -312,32 +314,51 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     extents: list[Extent] = []
     with_states = adam.has_loadable_states(checkpoint)
     layers = module_tree.even_layers(checkpoint.architecture, stages * layout.virtual_pipeline_size)
-    files_of = _RankFiles(folder / f"iter_{step:07d}", len(ranks), stages)
-    for stage in range(stages):
-        for number, rank in enumerate(ranks):
-            file = files_of.file(number, stage)
-            file.parent.mkdir(parents=True)
-            model = {
-                key: core_names.as_stored(
-                    module_tree.planned_tree(tree, checkpoint, target=target),
-                    checkpoint.architecture,
-                )
-                for key, tree in _trees(rank, layout, pipeline_rank=stage, layers=layers)
-            }
-            states: dict[str, Any] = {}
-            if with_states:
-                model = optimizer_writer.with_master_weights(model, checkpoint.source)
-                states = optimizer_writer.planned_states(
-                    checkpoint, model, is_distributed=bool(layout.zero_stage)
-                )
-            rank_extents = torch_archive.lay_out(file, {**model, **counters, **states})
-            if with_states and layout.zero_stage:
-                buffers = optimizer_writer.planned_buffers(checkpoint, model.values())
-                extents += torch_archive.lay_out(file.with_name(DISTRIBUTED), buffers)
-            adam.write_loss_scale(checkpoint, rank_extents)
-            extents += rank_extents
+    experts = layout.expert_parallel_size
+    files_of = _RankFiles(folder / f"iter_{step:07d}", len(ranks), stages, experts)
+    for stage, number, expert in product(range(stages), range(len(ranks)), range(experts)):
+        file = files_of.file(number, stage, expert)
+        file.parent.mkdir(parents=True)
+        rank = replace(ranks[number], experts=Axis(expert, experts))
+        trees = {
+            key: core_names.as_stored(tree, checkpoint.architecture)
+            for key, tree in _trees(rank, layout, pipeline_rank=stage, layers=layers)
+        }
+        model = module_tree.planned_tree(trees, checkpoint, target=target)
+        states: dict[str, Any] = {}
+        if with_states:
+            model = optimizer_writer.with_master_weights(model, checkpoint.source)
+            parts = _parts(model, trees, layout)
+            states = optimizer_writer.planned_states(
+                checkpoint, parts, is_distributed=bool(layout.zero_stage)
+            )
+        rank_extents = torch_archive.lay_out(file, {**model, **counters, **states})
+        if with_states and layout.zero_stage:
+            buffers = [optimizer_writer.planned_buffers(checkpoint, [*p.values()]) for p in parts]
+            content = [None if expert else buffers[0], *buffers[1:]]
+            state = content if len(content) > 1 else content[0]
+            extents += torch_archive.lay_out(file.with_name(DISTRIBUTED), state)
+        adam.write_loss_scale(checkpoint, rank_extents)
+        extents += rank_extents
     files.write_text(folder / POINTER, f"{step}")
     return extents
+
+
+def _parts(
+    model: Mapping[str, Any], trees: Mapping[str, Any], layout: ParallelLayout
+) -> list[dict[str, Any]]:
+    """Return the weights of each optimizer: experts that ranks share have one of their own."""
+    if layout.expert_parallel_size == 1:
+        return [dict(model)]
+    return [
+        {
+            key: {
+                name: of_stage[name] for name in of_stage if trees[key][name].of_stack == of_stack
+            }
+            for key, of_stage in model.items()
+        }
+        for of_stack in (False, True)
+    ]
 
 
 def warnings(checkpoint: Checkpoint) -> list[str]:

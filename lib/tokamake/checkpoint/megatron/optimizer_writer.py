@@ -73,24 +73,40 @@ def _leaves(weights: Any) -> list[PlannedTensor]:
     return [tensor for _, tensor in torch_archive.leaves(weights)]
 
 
-def planned_states(checkpoint: Checkpoint, weights: Any, *, is_distributed: bool) -> dict[str, Any]:
-    """Return the entries of a rank's file for the optimizer and the scheduler."""
+def planned_states(
+    checkpoint: Checkpoint, parts: Sequence[Any], *, is_distributed: bool
+) -> dict[str, Any]:
+    """Return the entries of a rank's file for the optimizer and the scheduler.
+
+    `parts` are the weights of each optimizer: of the only one, or of everything else and experts.
+    """
+    saved = [
+        _optimizer(checkpoint, weights, is_distributed=is_distributed, of_experts=number == 1)
+        for number, weights in enumerate(parts)
+    ]
+    state = saved if len(saved) > 1 else saved[0]
+    return {OPTIMIZER: state, OPT_PARAM_SCHEDULER: scheduler_state(checkpoint)}
+
+
+def _optimizer(
+    checkpoint: Checkpoint, weights: Any, *, is_distributed: bool, of_experts: bool
+) -> dict[str, Any]:
     tensors = _leaves(weights)
-    # Matrices decay; norms and biases do not.
+    # Matrices decay; norms and biases do not. Experts have none of these.
     groups = [
         [tensor for tensor in tensors if len(tensor.shape) > 1],
         [tensor for tensor in tensors if len(tensor.shape) < 2],
-    ]
+    ][: 1 if of_experts else 2]
     scaler = adam.loss_scaler(checkpoint, {tensor.dtype.short for tensor in tensors})
+    counts = [len(group) for group in groups]
+    settings = [*_param_groups(checkpoint, counts, of_experts=of_experts)]
     if is_distributed:
-        settings = [*_param_groups(checkpoint, [len(group) for group in groups])]
         for group in settings:
             del group["params"]
-        distributed = {OPTIMIZER: {"param_groups": settings}, **scaler}
-        return {OPTIMIZER: distributed, OPT_PARAM_SCHEDULER: scheduler_state(checkpoint)}
+        return {OPTIMIZER: {"param_groups": settings}, **scaler}
     saved: dict[str, Any] = {
         "state": {number: _states(tensor) for number, tensor in enumerate(chain(*groups))},
-        "param_groups": [*_param_groups(checkpoint, [len(group) for group in groups])],
+        "param_groups": settings,
     }
     rounded = [[tensor for tensor in group if tensor.dtype != FLOAT32] for group in groups]
     if any(rounded):
@@ -100,7 +116,7 @@ def planned_states(checkpoint: Checkpoint, weights: Any, *, is_distributed: bool
             for group in rounded
         ]
         saved = {OPTIMIZER: saved, **scaler, MASTERS: masters}
-    return {OPTIMIZER: saved, OPT_PARAM_SCHEDULER: scheduler_state(checkpoint)}
+    return saved
 
 
 def _states(weights: PlannedTensor) -> dict[str, PlannedTensor]:
@@ -111,8 +127,10 @@ def _states(weights: PlannedTensor) -> dict[str, PlannedTensor]:
     return states | {kind: adam.planned_moment(weights, kind) for kind in adam.MOMENTS}
 
 
-def _param_groups(checkpoint: Checkpoint, counts: Sequence[int]) -> Iterator[dict[str, Any]]:
+def _param_groups(
+    checkpoint: Checkpoint, counts: Sequence[int], *, of_experts: bool
+) -> Iterator[dict[str, Any]]:
     """Yield the settings of each group; only the first decays."""
     for index, end in enumerate(accumulate(counts)):
-        settings = adam.param_group(checkpoint, decays=not index)
+        settings = adam.param_group(checkpoint, decays=not index, of_experts=of_experts)
         yield {**settings, "params": [*range(end - counts[index], end)]}

@@ -1,5 +1,6 @@
 """Adam's states in Megatron's checkpoints, which have a single step count and learning rate."""
 
+import re
 import struct
 from collections.abc import Container, Iterable
 from typing import Any
@@ -28,7 +29,8 @@ STEP, SCALE, GROWTH = "step", "scale", "growth_tracker"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 _HYSTERESIS = {"hysteresis_tracker": 2}
 """Megatron's default: the number of overflows before the loss scale decreases."""
-_SCALE_NAME = f"{OPTIMIZER}.{SCALER}.{SCALE}"
+_SCALE_NAME = re.compile(rf"{OPTIMIZER}\.(\d\.)?{SCALER}\.{SCALE}")
+"""Name of the loss scale: of an optimizer, or of one of several."""
 _REQUIRED_SETTINGS = {
     "lr": "learning rate",
     "betas": "betas",
@@ -109,7 +111,9 @@ def planned_master(weights: PlannedTensor, source: TensorSource) -> PlannedTenso
     return PlannedTensor(weights.shape, FLOAT32, (*chunks,), weights.is_replica)
 
 
-def param_group(checkpoint: Checkpoint, *, decays: bool) -> dict[str, Any]:
+def param_group(
+    checkpoint: Checkpoint, *, decays: bool, of_experts: bool = False
+) -> dict[str, Any]:
     """Return the settings of a parameter group of Megatron's optimizer, without its parameters."""
     settings, source = checkpoint.notes[OPTIMIZER_SETTINGS], checkpoint.source
     schedule = checkpoint.notes.get(LR_SCHEDULER, {})
@@ -121,7 +125,7 @@ def param_group(checkpoint: Checkpoint, *, decays: bool) -> dict[str, Any]:
         **({} if decays else {"weight_decay": 0.0}),
         "wd_mult": float(decays),
         "lr_mult": 1.0,
-        "is_expert_parallel": False,
+        "is_expert_parallel": of_experts,
         "is_decoupled_lr": False,
         # Megatron-LM since 2026 finds a group by these rates, --lr and --min-lr.
         **{name: schedule[name] for name in RATES if schedule.get(name) is not None},
@@ -143,7 +147,7 @@ def loss_scaler(checkpoint: Checkpoint, dtypes: Container[str | None]) -> dict[s
 def write_loss_scale(checkpoint: Checkpoint, extents: Iterable[Extent]) -> None:
     """Write the loss scale into a file that is laid out: it is no tensor of the checkpoint."""
     for extent in extents:
-        if extent.name == _SCALE_NAME:
+        if _SCALE_NAME.fullmatch(extent.name):
             with extent.file.open("r+b") as stream:
                 stream.seek(extent.offset)
                 stream.write(struct.pack("<f", checkpoint.notes["loss_scale"][0]))

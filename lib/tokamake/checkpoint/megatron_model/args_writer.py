@@ -27,6 +27,8 @@ def megatron_arguments(
     args.tensor_model_parallel_size = layout.tensor_parallel_size
     args.pipeline_model_parallel_size = stages
     args.no_pipeline_parallel = stages == 1
+    if architecture.has_routers:
+        args.expert_model_parallel_size = layout.expert_parallel_size
     args.consumed_train_samples = progress.consumed_samples
     args.consumed_train_tokens = progress.consumed_tokens
     if layout.virtual_pipeline_size > 1:

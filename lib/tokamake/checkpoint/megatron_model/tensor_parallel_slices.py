@@ -150,8 +150,8 @@ class TensorParallelRank:
         number, size = next(iter(shapes.values()))[0], self.experts.size
         if number % size:
             raise UserError(
-                f"expert_model_parallel_size: {size}: does not divide {number} experts, as "
-                "Megatron needs; fetch or write the checkpoint again"
+                f"expert_parallel_size: {size}: does not divide {number} experts, as Megatron "
+                f"needs; give {divisor(number)}"
             )
         member = replace(self, shapes={name: shape[1:] for name, shape in shapes.items()})
         of_member = member._plain(modules, prefix)
@@ -316,7 +316,11 @@ def _shapes(described: str) -> dict[str, tuple[int, ...]]:
 def target_ranks(architecture: Architecture, target: Target) -> list[TensorParallelRank]:
     """Return the tensor-parallel ranks of a checkpoint to write."""
     assert architecture.vocab_size is not None, "an open checkpoint has a vocabulary size"
-    size = target.layout.tensor_parallel_size
+    size, experts = target.layout.tensor_parallel_size, target.layout.expert_parallel_size
+    if experts > 1 and not architecture.has_routers:
+        raise UserError(
+            f"expert_parallel_size: {experts}: family {architecture.family} has no experts; give 1"
+        )
     multiple = target.make_vocab_size_divisible_by * size
     rows = padded_size(architecture.vocab_size, multiple)
     return [TensorParallelRank(architecture, Axis(number, size), rows) for number in range(size)]

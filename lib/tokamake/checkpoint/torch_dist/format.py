@@ -22,11 +22,7 @@ from tokamake.checkpoint.megatron_model.args_writer import (
     as_megatron_lm,
     megatron_arguments,
 )
-from tokamake.checkpoint.megatron_model.core_names import (
-    family_constant,
-    second_keys,
-    stack_of,
-)
+from tokamake.checkpoint.megatron_model.core_names import second_keys
 from tokamake.checkpoint.megatron_model.optimizer_states import (
     MODEL,
     OPT_PARAM_SCHEDULER,
@@ -36,9 +32,9 @@ from tokamake.checkpoint.megatron_model.optimizer_states import (
 from tokamake.checkpoint.megatron_model.rank_file import REMEDY
 from tokamake.checkpoint.megatron_model.tensor_parallel_slices import target_ranks
 from tokamake.checkpoint.tensors.checkpoint import Checkpoint, ParallelLayout, Target
-from tokamake.checkpoint.tensors.dtypes import FLOAT32
+from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
 from tokamake.checkpoint.tensors.extents import Chunk, Extent, PlannedTensor
-from tokamake.checkpoint.torch_dist import optimizer_reader
+from tokamake.checkpoint.torch_dist import extra_states, optimizer_reader
 from tokamake.checkpoint.torch_dist.optimizer_reader import (
     FULLY_RESHARDABLE,
     MASTERS,
@@ -67,6 +63,7 @@ from tokamake.errors import UserError
 TITLE = "Megatron-LM, distributed (torch_dist)"
 SUMMARY = "Megatron-LM's torch_dist, its default, for any number of ranks; with states of Adam"
 PRIORITY = 45
+SIZES = {"expert_parallel_size": None}
 STEP_FOLDER = r"iter_(\d+)"
 POINTER = "latest_checkpointed_iteration.txt"
 NUMBERED_FOLDER = "iter_{:07d}"  # The file may also hold a name, such as `release`.
@@ -86,20 +83,6 @@ _TORCH_DIST = {
 _EMBEDDING = "embedding.word_embeddings.weight"
 _STEP = "tokamake_optimizer_step"
 """Key of the common state that only tokamake writes."""
-_EXTRA_STATE = "_extra_state"
-"""State of a module of Transformer Engine. Megatron always loads it; weights in 8 bit use it."""
-_LAYER_MODULES = (
-    *("self_attention.linear_qkv", "self_attention.linear_proj", "self_attention.core_attention"),
-    *("self_attention.q_layernorm", "self_attention.k_layernorm"),
-    *("mlp.linear_fc1", "mlp.linear_fc2"),
-)
-"""Modules of a layer that have such a state in one of Transformer Engine's versions. All families
-get the same keys: Megatron ignores keys that it does not ask for."""
-_CROSS_ATTENTION = (
-    *("pre_cross_attn_layernorm", "cross_attention.core_attention"),
-    *("cross_attention.linear_q", "cross_attention.linear_kv", "cross_attention.linear_proj"),
-)
-"""Further modules with such a state in a layer of a decoder that attends to an encoder."""
 
 
 def find(path: Path) -> Path | None:
@@ -148,13 +131,13 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         to_whole_tensors(extent, tensors[extent.name], prefix=MODEL)
         for extent in dcp_archives.locate(folder, stored)
     ]
-    second = {key: tensors[first] for key, first in first_keys.items() if first in tensors}
     model = StoredModel(
         architecture,
         rows,
         _layout(args, common.file),
-        tensors | second,
+        tensors | {key: tensors[first] for key, first in first_keys.items() if first in tensors},
         is_fp32=all(tensor.dtype == FLOAT32 for tensor in stored.values()),
+        first_keys=first_keys,
         has_joined_experts=bool(getattr(args, "moe_grouped_gemm", False)),
     )
     states, unread = optimizer_reader.read_states(folder, contents, common=common, model=model)
@@ -235,12 +218,15 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     tensors |= _under_second_keys(tensors, second_keys(checkpoint.architecture))
     # A single archive stands for all extra states.
     location = dcp_archives.write_object(step_folder, [None])
-    layers_differ = family_constant(checkpoint.architecture, "LAYERS_DIFFER", default=False)
-    extra_states = _extra_states_of(model) if layers_differ else _extra_states(checkpoint, model)
-    objects = dict.fromkeys(extra_states, location)
+    keys = extra_states.keys_of(checkpoint.architecture, model)
+    objects = dict.fromkeys(keys, location)
     dcp_metadata_writer.write(step_folder, tensors, objects)
     state = _common_state(
-        checkpoint, weights, padded_vocab_size=rank.padded_vocab_size, with_states=with_states
+        checkpoint,
+        weights,
+        layout=target.layout,
+        padded_vocab_size=rank.padded_vocab_size,
+        with_states=with_states,
     )
     common_extents = torch_archive.lay_out(step_folder / COMMON_FILE, state)
     adam.write_loss_scale(checkpoint, common_extents)
@@ -298,47 +284,16 @@ def _under_second_keys(
     }
 
 
-def _extra_states(checkpoint: Checkpoint, model: Iterable[ShardedTensor]) -> Iterator[str]:
-    architecture = checkpoint.architecture
-    stacks = {stack_of(architecture): architecture.num_hidden_layers}
-    further = {}
-    if architecture.has_decoder:
-        stacks["decoder"] = architecture.setting("num_decoder_layers")
-        further["decoder"] = _CROSS_ATTENTION
-        for module in ("output_layer", "lm_head.output_layer"):
-            yield f"{module}.{_EXTRA_STATE}/shard_0_1"
-    for stack, layers in stacks.items():
-        modules = family_constant(architecture, "EXTRA_STATES", default=_LAYER_MODULES)
-        for module in (*modules, *further.get(stack, ())):
-            for number in range(layers):
-                yield f"{stack}.layers.{module}.{_EXTRA_STATE}/shard_{number}_{layers}"
-        yield f"{stack}.final_layernorm.{_EXTRA_STATE}/shard_0_1"
-    for sharded in model:
-        if len(sharded.stack) > 1:  # of modules within a layer, such as experts
-            module, size = sharded.key.rpartition(".")[0], ".".join(map(str, sharded.stack))
-            for numbers in product(*map(range, sharded.stack)):
-                place = ".".join(map(str, numbers))
-                yield f"{module}.{_EXTRA_STATE}/shard_{place}_{size}"
-
-
-def _extra_states_of(model: Iterable[ShardedTensor]) -> Iterator[str]:
-    """Keys of the extra states of modules, of layers that are stored for themselves."""
-    for sharded in model:
-        module = sharded.key.rpartition(".")[0]
-        yield f"{module}.{_EXTRA_STATE}/shard_0_1"
-        if module.endswith(".linear_proj"):
-            yield f"{module.removesuffix('.linear_proj')}.core_attention.{_EXTRA_STATE}/shard_0_1"
-
-
 def _common_state(
     checkpoint: Checkpoint,
     weights: Iterable[PlannedArchive],
     *,
+    layout: ParallelLayout,
     padded_vocab_size: int,
     with_states: bool,
 ) -> dict[str, Any]:
-    args = megatron_arguments(checkpoint, ParallelLayout(), padded_vocab_size=padded_vocab_size)
-    # Random states belong to ranks; a run that continues seeds its random generators again.
+    args = megatron_arguments(checkpoint, layout, padded_vocab_size=padded_vocab_size)
+    # A run that continues seeds its random generators again.
     args.no_save_rng, args.no_save_optim = True, not with_states
     metadata = {
         "singleton_local_shards": False,
@@ -355,28 +310,41 @@ def _common_state(
     }
     if not with_states:
         return state
-    # The groups have the number of updates. torch's Adam would also keep it with the parameters,
-    # which Transformer Engine's Adam, Megatron's default, refuses.
-    inner = {
-        "state": {},
-        "param_groups": [adam.param_group(checkpoint, decays=decays) for decays in (True, False)],
-    }
     stored = {each.tensor.dtype for each in weights}
-    saved = {
-        adam.OPTIMIZER: inner,
-        **adam.loss_scaler(checkpoint, {dtype.short for dtype in stored}),
-        SHARDING: FULLY_RESHARDABLE,
-    }
-    if stored == {FLOAT32}:
-        # The optimizer for fp32 weights, unless it is distributed, wraps no other one.
-        saved = inner | saved
+    # Experts that ranks share have an optimizer of their own; they have no norms or biases.
+    groups = [((True, False), False), ((True,), True)][: 1 + (layout.expert_parallel_size > 1)]
+    saved = [
+        _optimizer(checkpoint, stored, decays=decays, of_experts=of_experts)
+        for decays, of_experts in groups
+    ]
     step = next(key for key in checkpoint.source if key.startswith(f"optimizer.{adam.STEP}."))
     return state | {
-        adam.OPTIMIZER: saved,
+        adam.OPTIMIZER: dict(enumerate(saved)) if len(saved) > 1 else saved[0],
         OPT_PARAM_SCHEDULER: scheduler_state(checkpoint),
         # The same number as a tensor. Megatron ignores it.
         _STEP: PlannedTensor((), FLOAT32, (Chunk(step, ()),)),
     }
+
+
+def _optimizer(
+    checkpoint: Checkpoint, dtypes: set[Dtype], *, decays: tuple[bool, ...], of_experts: bool
+) -> dict[str, Any]:
+    """State of an optimizer besides its tensors; `decays`: whether each of its groups decays."""
+    # The groups have the number of updates. torch's Adam would also keep it with the parameters,
+    # which Transformer Engine's Adam, Megatron's default, refuses.
+    inner = {
+        "state": {},
+        "param_groups": [
+            adam.param_group(checkpoint, decays=each, of_experts=of_experts) for each in decays
+        ],
+    }
+    saved = {
+        adam.OPTIMIZER: inner,
+        **adam.loss_scaler(checkpoint, {dtype.short for dtype in dtypes}),
+        SHARDING: FULLY_RESHARDABLE,
+    }
+    # The optimizer for fp32 weights, unless it is distributed, wraps no other one.
+    return inner | saved if dtypes == {FLOAT32} else saved
 
 
 if TYPE_CHECKING:

@@ -79,6 +79,8 @@ class StoredModel:
     """Sharded tensors by the key of the weights."""
     is_fp32: bool
     """Whether all weights are fp32, so that the optimizer's weights are copies."""
+    first_keys: Mapping[str, str]
+    """First keys of tensors by their second ones (`second_keys`)."""
     has_joined_experts: bool = False
     """Whether the experts of a layer can have been in two matrices."""
 
@@ -140,6 +142,8 @@ def _from_tensors(
     owners: dict[str, tuple[str, ShardedTensor]] = {}
     for key, tensor in stored.items():
         match = _STATE.fullmatch(key)
+        if match and f"{STATE_PREFIX}{match[1]}.{model.first_keys.get(match[2])}" in stored:
+            continue
         owner = model.tensors.get(match[2]) if match else None
         if match is None or owner is None:
             raise _UnreadError(f"optimizer states in {key}")

@@ -91,7 +91,6 @@ def expert_arguments(architecture: Architecture) -> dict[str, Any]:
         _IS_RAW: not architecture.setting("norm_topk_prob"),
         "moe_layer_freq": 1,
         "moe_router_score_function": "softmax",
-        "expert_model_parallel_size": 1,
     }
 
 
