@@ -161,7 +161,7 @@ def test_folders_of_transformers_are_read_and_written(name: str, tmp_path: Path)
         (
             "mixtral",
             ("mds", "universal"),
-            "Megatron-DeepSpeed has no model of family mixtral; choos",
+            "DeepSpeed has no .* mixtral: DeepSpeed's experts have files",
         ),
         ("olmoe", ("mds", "megatron", "torch_dist", "universal"), "Megatron norms each head alone"),
         ("olmo2", ("megatron",), "Megatron norms each head alone"),

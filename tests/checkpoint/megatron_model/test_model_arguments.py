@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support import gpts, hf_folder, llamas, megatron_names
+from tests.support import dense, gpts, hf_folder, llamas, megatron_names
 from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
@@ -216,6 +216,21 @@ SCALINGS = {
         {"use_rope_scaling": False, "rotary_seq_len_interpolation_factor": 2.0},
     ),
 }
+
+
+def test_windows_are_written_for_megatron_lm(tmp_path: Path) -> None:
+    """Megatron counts the tokens before the token itself; a Mistral without a window is a Llama."""
+    shape = dense.ARCHITECTURES["mistral-window"]
+    windowed = converted(tmp_path / "windowed", shape, "megatron")
+    (file,) = windowed.rglob("*.pt")
+    assert torch.load(file, weights_only=False)["args"].window_size == (6, 0)
+    plain = converted(tmp_path / "plain", dense.ARCHITECTURES["mistral"], "megatron")
+    for folder in (windowed, plain):
+        megatron_names.remove_tokamake_arguments(folder)
+    assert open_any(windowed).architecture == shape
+    assert open_any(plain).architecture.family == "llama"
+
+
 UNSUPPORTED_SCALINGS = {
     "llama3.2": {**LLAMA3, "original_max_position_embeddings": 4096},
     "yarn": {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32},

@@ -179,3 +179,16 @@ def test_a_model_without_experts_has_no_expert_parallel_ranks(tmp_path: Path) ->
     with pytest.raises(UserError, match="expert_parallel_size: 2: family qwen2 has no experts"):
         target = Target(ParallelLayout(expert_parallel_size=2))
         writer.write(tmp_path / "a", source, "torch_dist", target)
+
+
+@pytest.mark.parametrize("kind", ["mds", "mds_pipeline", "universal"])
+def test_experts_of_deepspeed_are_refused(kind: str, tmp_path: Path) -> None:
+    shape = dense.ARCHITECTURES["mistral"]
+    megatron_names.write(tmp_path / "a", kind, shape, random_tensors(shape, 1))
+    megatron_names.remove_tokamake_arguments(tmp_path / "a", num_experts=[1, 1])
+    assert open_any(tmp_path / "a").architecture.family == "llama"
+    megatron_names.remove_tokamake_arguments(tmp_path / "a", num_experts=[8])
+    with pytest.raises(
+        UserError, match=r"\.pt: args\.num_experts: \[8\]: DeepSpeed's experts have"
+    ):
+        open_any(tmp_path / "a")

@@ -40,6 +40,9 @@ _MODEL_STATES = re.compile(rf"(?:{_FIRST_ZERO_3_RANK})?mp_rank_(\d+)_model_state
 _TIED_EMBEDDING = "tied_modules.embed"
 
 
+_EXPERTS = "DeepSpeed's experts have files and routers of their own"
+
+
 def model_states_path(folder: Path, rank: int) -> Path:
     """Return the file of a model-parallel rank; with ZeRO 3, of its first data-parallel rank."""
     name = f"mp_rank_{rank:02d}_model_states.pt"
@@ -127,9 +130,16 @@ def _data_parallel_size(state: Mapping[str, Any]) -> int:
     return size if isinstance(size, int) and size > 0 else 1
 
 
-def megatron_args(state: dict[str, Any]) -> Any:
+def megatron_args(state: dict[str, Any], file: Path) -> Any:
     """Return Megatron's arguments in a rank's file, with the vocabulary size if it is recorded."""
     args: Any = state.get("args")
+    experts = getattr(args, "num_experts", None) or 1
+    numbers = experts if isinstance(experts, list | tuple) else [experts]
+    if getattr(args, "tokamake", None) is None and any(number != 1 for number in numbers):
+        raise UserError(
+            f"{file}: args.num_experts: {experts}: {_EXPERTS}, which tokamake does not read; give "
+            "a checkpoint of Megatron-LM"
+        )
     info = state.get("universal_checkpoint_info")
     vocab_size = info.get("original_vocab_size") if isinstance(info, dict) else None
     if vocab_size and args is not None:
@@ -166,9 +176,10 @@ def check_model(architecture: Architecture) -> None:
     """Refuse a model that megatron.core alone has."""
     is_known = architecture.family in plugins.names("models/*/megatron")  # else refused later
     if is_known and family_constant(architecture, "IS_CORE", default=False):
+        reason = f": {_EXPERTS}" if architecture.has_routers else ""
         raise UserError(
-            f"format: Megatron-DeepSpeed has no model of family {architecture.family}; choose the "
-            "format megatron, torch_dist or native"
+            f"format: Megatron-DeepSpeed has no model of family {architecture.family}{reason}; "
+            "choose the format megatron, torch_dist or native"
         )
 
 

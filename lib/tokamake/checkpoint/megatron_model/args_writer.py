@@ -6,6 +6,7 @@ from tokamake import plugins
 from tokamake.checkpoint.megatron_model.model_arguments import KIND, arguments_of, inexpressible
 from tokamake.checkpoint.tensors.checkpoint import EXPORT_NOTES, Checkpoint, ParallelLayout, Target
 from tokamake.config.architecture import Architecture
+from tokamake.models.common.megatron_windows import WINDOW_ARGUMENTS
 
 _POSITION_TYPES = {"learned": "absolute", "rotary": "rotary", "alibi": "alibi"}
 """position_embedding_type of Megatron for each position_embedding."""
@@ -66,7 +67,8 @@ def _model_arguments(shape: Architecture) -> argparse.Namespace:
     )
     # The family's values replace the values above and keep their places.
     plug_in = plugins.load(KIND, shape.family)
-    return argparse.Namespace(**arguments | plug_in.ARGUMENTS | plug_in.arguments(shape))
+    own = {name: value for name, value in plug_in.ARGUMENTS.items() if name not in WINDOW_ARGUMENTS}
+    return argparse.Namespace(**arguments | own | plug_in.arguments(shape))
 
 
 def as_megatron_lm(args: argparse.Namespace) -> argparse.Namespace:

@@ -52,7 +52,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     files = [deepspeed_folder.model_states_path(folder, rank) for rank in range(size)]
     first = rank_file.read(files[0])
     rows = deepspeed_folder.vocabulary_rows(files[0], first) * size
-    args = deepspeed_folder.megatron_args(first)
+    args = deepspeed_folder.megatron_args(first, files[0])
     is_core = module_tree.is_core(first.get("module"))
     names = module_tree.current_names(first.get("module"))
     description = Description(files[0], first, args, rows, is_core, names)

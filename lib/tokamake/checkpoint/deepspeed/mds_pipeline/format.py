@@ -62,7 +62,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     state = rank_file.read(file)
     for path in (model_states_path(folder, rank) for rank in range(1, num_ranks)):
         rank_file.check_same_step(path, rank_file.read(path), first_file=file, first_state=state)
-    args = deepspeed_folder.megatron_args(state)
+    args = deepspeed_folder.megatron_args(state, file)
     embedding = folder / _file_name(numbers[0], 0)
     rows = module_tree.vocabulary_rows(embedding, rank_file.read(embedding)) * tensor
     description = Description(file, state, args, rows)

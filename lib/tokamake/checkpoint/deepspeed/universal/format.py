@@ -75,7 +75,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     folders = sorted(entry for entry in (folder / _ZERO).iterdir() if entry.is_dir())
     _check_same_files(folders)
     folder_of = {module_tree.current_name(entry.name): entry for entry in folders}
-    args = deepspeed_folder.megatron_args(state)
+    args = deepspeed_folder.megatron_args(state, file)
     hidden_size = rank_file.whole_number(
         getattr(args, "hidden_size", None) or 1, f"{file}: args.hidden_size"
     )
