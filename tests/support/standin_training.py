@@ -21,7 +21,7 @@ from tokamake.runtime.ranks import Ranks
 from tokamake.train.numerics import with_precision
 
 CPU = torch.device("cpu")
-NUM_STEPS = 3
+NUM_STEPS = 2
 CHANGES: dict[str, dict[str, Any]] = {
     "bf16": {"precision": "bf16"},
     "recomputation": {"recompute_granularity": "full"},

@@ -32,6 +32,14 @@ RUNS: dict[str, dict[str, Any]] = {
 """Settings of training; ZeRO 2 is the optimizer of 1."""
 TASKS = {"classification": finetunes.prepare, "retrieval": question_files.prepare_questions}
 """A finetuning for each objective whose samples are rows of files."""
+SHORT = {
+    "global_batch_size": 4,
+    "train_steps": 4,
+    "evaluation_interval": 2,
+    "evaluation_steps": 1,
+    "precision": "fp32",
+}
+"""Settings of all runs: the stand-in counts each operation, which takes long."""
 Results = dict[str, Any]
 
 
@@ -49,8 +57,8 @@ def stages(folder: Path, sampled: Path, *, on_device: bool) -> dict[str, Results
 
 def trained(folder: Path, name: str, settings: dict[str, Any]) -> Results:
     """A run in two jobs: the second one continues from the checkpoint of the first."""
-    config = make_run(folder, name, precision="fp32", **settings)
-    assert train_here(config, until_step=4) == 0
+    config = make_run(folder, name, **SHORT, **settings)
+    assert train_here(config, until_step=2) == 0
     assert train_here(config) == 0
     validated = losses(config, "validation_loss")
     return {"losses": losses(config), "validation": validated, "weights": weights(config)}
@@ -58,7 +66,7 @@ def trained(folder: Path, name: str, settings: dict[str, Any]) -> Results:
 
 def finetuned(folder: Path, prepare_run: Any) -> Results:
     folder.mkdir()
-    run = prepare_run(folder, precision="fp32", evaluation_interval=2)
+    run = prepare_run(folder, rows=(14, 7), precision="fp32", evaluation_interval=2)
     epochs = run_here(run)["epochs"]
     numbers = [value for each in epochs for value in each.values() if isinstance(value, float)]
     exported = native_weights.read(open_any(run.output).path)[1]
@@ -71,7 +79,7 @@ def used(folder: Path, sampled: Path) -> dict[str, Results]:
     options: dict[str, Any] = {"checkpoint": model, "tokenizer": sampled / "tokenizer"}
     (text, *_) = sorted((sampled / "raw/docs").glob("*.jsonl"))
     scores, samples = folder / "scores.json", folder / "samples.json"
-    evaluate(**options, data=(str(text),), max_tokens=300, output=scores)
+    evaluate(**options, data=(str(text),), max_tokens=150, output=scores)
     overall = json.loads(scores.read_text())["overall"]
     texts = []
     for choice in (
