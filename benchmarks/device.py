@@ -10,7 +10,8 @@ an accelerator. `--device cpu` runs each case with tiny sizes, to test this scri
 speeds mean nothing.
 
 `tokamake benchmark-train` measures speeds with the shape of Llama 3.2 1B in bf16, on documents of
-512 tokens. fp8 is left out: tokamake does not train in it.
+512 tokens. The mixture of experts has 3.7 billion parameters, of which a token uses as many as in
+the dense model. fp8 is left out: tokamake does not train in it.
 """
 
 import argparse
@@ -69,6 +70,21 @@ def speed(bench: Bench, name: str, *, shape: Settings | None = None, **train: An
     if bench.kind != "cpu" and not train.get("compile"):
         check_memory(measured["peak_memory_bytes"], estimated)
     return found
+
+
+def experts(bench: Bench, name: str) -> Settings:
+    """Speed of a mixture of experts that uses as many weights for a token as the dense model."""
+    shape = bench.sizes.shape
+    chosen = {"num_experts": 32, "num_experts_per_tok": 8}
+    width = shape["intermediate_size"] // chosen["num_experts_per_tok"]
+    changes = {"family": "mixtral", "intermediate_size": width, **chosen}
+    return speed(bench, name, shape={**shape, **changes})
+
+
+def windows(bench: Bench, name: str) -> Settings:
+    """Speed of the dense model with a window of a quarter of a row in each layer."""
+    changes = {"family": "mistral", "sliding_window": bench.sizes.length // 4}
+    return speed(bench, name, shape={**bench.sizes.shape, **changes})
 
 
 def _micro_batch_size(bench: Bench, shape: Settings | None, **train: Any) -> int:
@@ -185,12 +201,14 @@ CASES: dict[str, Callable[[Bench, str], Settings]] = {
     "dense, document masks": partial(speed, **MASKS),
     "dense, compiled": partial(speed, compile=True),
     "dense, compiled, document masks": partial(speed, compile=True, **MASKS),
+    "experts": experts,
+    "windows": windows,
     "proof": proof,
     "resume": resumed,
     "two processes": two_processes,
     "marked tests": marked_tests,
 }
-"""Cases by name, in the order of their run; a further family is `partial(speed, shape=...)`."""
+"""Cases by name, in the order of their run; a further family is a function as `windows`."""
 
 
 # ---- The script ----

@@ -36,7 +36,7 @@ def test_each_case_runs_on_a_cpu(tmp_path: Path) -> None:
     # Tests of the marker `gpu` need a GPU.
     assert verdicts == {**dict.fromkeys(CASES, "passed"), "marked tests": "left out"}, done.stdout
     assert "skipped: they need CUDA" in found["cases"]["marked tests"]["shows"]
-    for name in [name for name in CASES if name.startswith("dense")]:
+    for name in [name for name in CASES if name.startswith(("dense", "experts", "windows"))]:
         assert found["cases"][name]["tokens_per_second"] > 0
         assert found["cases"][name]["mfu"] > 0
         assert found["cases"][name]["estimated_bytes"] > 0
