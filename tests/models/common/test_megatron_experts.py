@@ -4,6 +4,7 @@
 with megatron.core.
 """
 
+import math
 import re
 from argparse import Namespace
 from pathlib import Path
@@ -16,11 +17,19 @@ from tests.support import dense, megatron_names
 from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.detect import open_any
+from tokamake.checkpoint.megatron_model import module_tree
 from tokamake.checkpoint.megatron_model.args_reader import architecture_of
 from tokamake.checkpoint.megatron_model.model_arguments import inexpressible
+from tokamake.checkpoint.megatron_model.optimizer_buffers import buffer_places
+from tokamake.checkpoint.megatron_model.tensor_parallel_slices import TensorParallelRank
 from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
+from tokamake.checkpoint.tensors.dtypes import FLOAT32
+from tokamake.checkpoint.torch_dist import optimizer_reader
+from tokamake.checkpoint.torch_dist.optimizer_reader import StoredModel
+from tokamake.checkpoint.torch_files.dcp_metadata import StoredChunk, WholeTensor
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
+from tokamake.parallel.axis import Axis
 
 ARGUMENTS: dict[str, Any] = {
     "num_layers": 2,
@@ -192,3 +201,40 @@ def test_experts_of_deepspeed_are_refused(kind: str, tmp_path: Path) -> None:
         UserError, match=r"\.pt: args\.num_experts: \[8\]: DeepSpeed's experts have"
     ):
         open_any(tmp_path / "a")
+
+
+@pytest.mark.parametrize("is_grouped", [False, True])
+def test_buckets_have_the_experts_in_the_order_of_their_modules(is_grouped: bool) -> None:
+    """Modules of Transformer Engine have the first projections of all experts of a rank first."""
+    shape = dense.ARCHITECTURES["qwen3_moe"]
+    rank = TensorParallelRank(shape, Axis(0, 1), 256)
+    layers = range(shape.num_hidden_layers)
+    slices = dict(module_tree.named_slices(module_tree.stage_tree(rank, layers)))
+    order = ["embedding.word_embeddings.weight"]
+    for layer in layers:
+        experts = [f"local_experts.{n}.linear_fc{i}" for n in range(7) for i in (1, 2)]
+        if is_grouped:
+            experts = sorted(experts, key=lambda name: name[-1])
+        order += [
+            f"encoder.layers.{layer}.{name}.weight"
+            for name in (
+                *("self_attention.dense", "input_layernorm", "self_attention.query_key_value"),
+                *("self_attention.q_layernorm", "self_attention.k_layernorm"),
+                *("post_attention_layernorm", "mlp.router"),
+                *(f"mlp.experts.{name}" for name in experts),
+            )
+        ]
+    order += ["encoder.final_layernorm.weight", "output_layer.weight"]
+    tensors = [slices[f"language_model.{name}"] for name in order]
+    assert len(tensors) == len(slices)
+    starts, size = buffer_places([tensor.shape for tensor in tensors])
+    chunks = tuple(StoredChunk((start,), (1,), None) for start in starts)
+    chunks += tuple(
+        StoredChunk((start + math.prod(tensor.shape),), (1,), None)
+        for start, tensor in zip(starts, tensors, strict=True)
+    )
+    bucket = WholeTensor((size,), FLOAT32, chunks)
+    model = StoredModel(shape, 256, ParallelLayout(), {}, is_fp32=True, first_keys={})
+    (found,) = optimizer_reader._fitting_order(slices, [bucket], model=model)
+    expected = dict(zip(starts, tensors, strict=True))
+    assert {parameter.start: parameter.tensor for parameter in found} == expected
