@@ -144,7 +144,7 @@ def test_encoders_of_two_ranks_equal_those_of_megatron_core(name: str, two_ranks
     ENCODERS[name](two_ranks / name)
 
 
-@pytest.mark.parametrize("name", cores.ALL)
+@pytest.mark.parametrize("name", cores.OF_ALL)
 def test_optimizer_states_belong_to_the_right_parameters(name: str, folder: Path) -> None:
     assert_states_of_one_step(open_any(folder / name))
 
