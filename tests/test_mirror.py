@@ -145,7 +145,10 @@ TESTED_THROUGH = {
     "optim/test_optim_packages.py": ["optim/_schedule_free", "optim/muon"],
     "optim/test_optimizer_base.py": ["optim/adafactor"],
     # Models and layers, compared with torch and transformers.
-    "models/test_family_formats.py": ["models/qwen3_moe/hf"],
+    "models/test_family_formats.py": [
+        *("models/qwen3_moe/hf", "models/deepseek_v2/hf", "models/deepseek_v3/hf"),
+        "models/glm4_moe/hf",
+    ],
     "models/common/test_positions.py": ["config/rope_scaling"],
     "models/llama/test_model.py": [
         *("models/common/decoder", "models/common/language_model", "models/common/layers"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.support import berts, biencoders, dense, gpts, hf_folder, megatron_names, qwens, t5s
 from tests.support.hf_folder import from_hf
@@ -120,7 +120,7 @@ def reference_of(architecture: Architecture) -> tuple[Any, dict[str, torch.Tenso
         model = qwens.reference(architecture)
         return model, dict(model.named_parameters())
     model = dense.reference(architecture)
-    return model, dense.as_stored(architecture, dict(model.named_parameters()))
+    return model, dense.as_stored(architecture, dense.tensors_of(model))
 
 
 def their_outputs(architecture: Architecture, model: Any) -> list[torch.Tensor]:
@@ -164,6 +164,7 @@ def test_folders_of_transformers_are_read_and_written(name: str, tmp_path: Path)
             "DeepSpeed has no .* mixtral: DeepSpeed's experts have files",
         ),
         ("olmoe", ("mds", "megatron", "torch_dist", "universal"), "Megatron norms each head alone"),
+        ("deepseek_v3", ("mds", "megatron"), "has no model of family deepseek_v3; choos"),
         ("olmo2", ("megatron",), "Megatron norms each head alone"),
     ],
 )
@@ -177,17 +178,35 @@ def test_formats_without_such_a_model_are_refused(
             writer.write(tmp_path / kind, open_any(tmp_path / "hf"), kind, Target())
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "olmoe-scaled"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "olmoe-scaled", "deepseek_v3"])
 def test_experts_of_a_layer_in_two_tensors_are_read(name: str, tmp_path: Path) -> None:
     """transformers 5 can save experts as it has them in memory."""
     model, named = reference_of(STORED[name])
     model.save_pretrained(tmp_path, save_original_format=False)
-    assert "model.layers.0.mlp.experts.gate_up_proj" in load_file(tmp_path / "model.safetensors")
+    assert "model.layers.1.mlp.experts.gate_up_proj" in load_file(tmp_path / "model.safetensors")
     architecture, tensors = hf_folder.read(tmp_path)
     expected = from_hf(architecture, named)
     assert architecture == STORED[name]
     assert tensors.keys() == expected.keys()
     assert all(torch.equal(tensors[key], tensor) for key, tensor in expected.items())
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])
+def test_layers_that_predict_further_tokens_are_left_out_with_a_line(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shape, file = STORED[name], tmp_path / "model.safetensors"
+    tensors = random_tensors(shape, 1)
+    hf_folder.write(tmp_path, shape, tensors)
+    further = {f"model.layers.{shape.num_hidden_layers}.eh_proj.weight": torch.ones(2, 3)}
+    save_file(load_file(file) | further, file)
+    architecture, read = hf_folder.read(tmp_path)
+    assert (architecture, read.keys()) == (shape, tensors.keys())
+    expected = "layers that predict further tokens (MTP, num_nextn_predict_layers) are left out: 3;"
+    assert f"{tmp_path}: {expected}" in caplog.text
+    hf_folder.write(tmp_path / "again", shape, read)
+    config = json.loads((tmp_path / "again/config.json").read_text())
+    assert config["num_nextn_predict_layers"] == 0
 
 
 (
@@ -200,6 +219,7 @@ def test_experts_of_a_layer_in_two_tensors_are_read(name: str, tmp_path: Path) -
 MIXTRAL, QWEN3_MOE, OLMOE = (
     dense.ARCHITECTURES[name] for name in ("mixtral-tied", "qwen3_moe", "olmoe")
 )
+DEEPSEEK_V2, DEEPSEEK_V3 = (dense.ARCHITECTURES[name] for name in ("deepseek_v2", "deepseek_v3"))
 PARTIAL = {"rope_type": "default", "partial_rotary_factor": 0.35}
 KINDS = ["full_attention", "sliding_attention", "full_attention"]
 NESTED = {"full_attention": {}, "sliding_attention": {"rope_type": "linear", "factor": 2.0}}
@@ -232,6 +252,10 @@ BLOOM = {"apply_residual_connection_post_layernorm": True}
         (QWEN3_MOE, {"decoder_sparse_step": 2}, "decoder_sparse_step: 2 is not supported"),
         (QWEN3_MOE, {"mlp_only_layers": [0]}, r"mlp_only_layers: \[0\] is not supported"),
         (OLMOE, {"clip_qkv": 8.0}, "clip_qkv: 8.0 is not supported; choose a model with None"),
+        (DEEPSEEK_V2, {"topk_method": "noaux_tc"}, "topk_method: 'noaux_tc' is not supported"),
+        (DEEPSEEK_V2, {"norm_topk_prob": True}, "norm_topk_prob: True is not supported"),
+        (DEEPSEEK_V3, {"scoring_func": "softmax"}, "scoring_func: 'softmax' is not supported"),
+        (DEEPSEEK_V3, {"n_group": 2}, "n_group: 2: does not divide the 9 of num_experts"),
         (BERT, {"model_type": "roberta"}, "model_type: 'roberta' is not known; choose a model of"),
         (T5, {"scale_embedding": True}, "scale_embedding: True is not supported; choose a model"),
         (T5, {"decoder_ffn_dim": 64}, "decoder_ffn_dim: 64 is not supported; choose a .* with 256"),

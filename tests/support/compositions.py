@@ -63,6 +63,7 @@ SIZES: Axes = {
     "optimizer.weight_decay": (0.1, 0.0),
     "router.balance_coefficient": (0.5, 0.0),
     "router.z_coefficient": (0.1, 0.0),
+    "router.bias_update_rate": (0.001, 0.0),
     "precision": ("fp32", "bf16", "fp16"),
     "architecture.num_key_value_heads": (2, 4, 1),
     "architecture.num_hidden_layers": (2, 4, 8),
@@ -155,8 +156,28 @@ def choices(annotation: Any) -> tuple[Any, ...]:
     return tuple(value for each in literals for value in get_args(each))
 
 
+LATENT: Axes = {
+    "q_lora_rank": (12, 0),
+    "kv_lora_rank": (10,),
+    "qk_nope_head_dim": (4,),
+    "qk_rope_head_dim": (4,),
+    "v_head_dim": (6,),
+}
+SHARED_EXPERTS: Axes = {
+    "moe_intermediate_size": (8,),
+    "num_experts": (6,),
+    "num_experts_per_tok": (2,),
+    "n_shared_experts": (2,),
+    "first_k_dense_replace": (1, 0),
+    "n_group": (2, 1),
+    "topk_group": (1,),
+    "routed_scaling_factor": (1.5,),
+}
+
 FAMILIES: dict[str, Axes] = {
     "biencoder": {"projection_dim": (0, 24)},
+    "deepseek_v2": {**LATENT, **SHARED_EXPERTS},
+    "deepseek_v3": {**LATENT, **SHARED_EXPERTS},
     "gemma2": {
         "sliding_window": (5, 0),
         "full_attention_interval": (2, 0),
@@ -171,6 +192,7 @@ FAMILIES: dict[str, Axes] = {
         "query_pre_attn_scalar": (12.0,),
         "final_logit_softcapping": (0.0, 0.5),
     },
+    "glm4_moe": {**SHARED_EXPERTS, "partial_rotary_factor": (0.5,)},
     "gpt_neox": {"partial_rotary_factor": (0.25, 1.0)},
     "hf_t5": {"num_decoder_layers": (0, 2), "relative_attention_num_buckets": (8,)},
     "mistral": {"sliding_window": (0, 5)},
@@ -250,6 +272,12 @@ def learner_axes(family: str, objective: str) -> Axes:
     if not plugins.constant("models/*/model", family, "HAS_ROUTERS", default=False):
         of_experts = ("router.", "parallel.expert_")
         of_step = {axis: v for axis, v in of_step.items() if not axis.startswith(of_experts)}
+    without = {"router.bias_update_rate"}
+    if plugins.constant("models/*/model", family, "HAS_ROUTER_BIASES", default=False):
+        without = set()
+    if "kv_lora_rank" in own:  # keys and values follow from other settings
+        without |= {"architecture.head_dim", "architecture.num_key_value_heads"}
+    of_step = {axis: v for axis, v in of_step.items() if axis not in without}
     if objective in tasks():
         known = {*TRAIN_SETTINGS, "data_parallel_size", "num_micro_batches", "architecture"}
         of_step = {axis: v for axis, v in of_step.items() if axis.partition(".")[0] in known}

@@ -34,6 +34,35 @@ def neox(**values: Any) -> Architecture:
 TIED: dict[str, Any] = {"tie_word_embeddings": True, "vocab_size": 128, "num_key_value_heads": 1}
 EVEN: dict[str, Any] = {"head_dim": None, "num_key_value_heads": 6, "rms_norm_eps": 1e-3}
 
+
+SHARED_EXPERTS: dict[str, Any] = {
+    "moe_intermediate_size": 20,
+    "num_experts": 9,
+    "num_experts_per_tok": 5,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+}
+
+
+def latent(family: str = "deepseek_v3", **values: Any) -> Architecture:
+    """A shape with latent attention; values are narrower than keys, the first layer is dense."""
+    shape: dict[str, Any] = {
+        "head_dim": None,
+        "num_key_value_heads": None,
+        "num_attention_heads": 6,
+        "q_lora_rank": 18,
+        "kv_lora_rank": 14,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 6,
+        "v_head_dim": 10,
+        **SHARED_EXPERTS,
+        "n_shared_experts": 2,
+        "n_group": 3,
+        "topk_group": 2,
+    }
+    return dense(family, **(shape | values))
+
+
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 FEW_EXPERTS: dict[str, Any] = {"num_experts": 7, "num_experts_per_tok": 3}
 
@@ -100,6 +129,43 @@ ARCHITECTURES = {
     ),
     "olmoe": dense("olmoe", **FEW_EXPERTS, head_dim=None),
     "olmoe-scaled": dense("olmoe", **FEW_EXPERTS, norm_topk_prob=True, attention_bias=True, **EVEN),
+    "deepseek_v2": latent("deepseek_v2"),
+    "deepseek_v2-greedy": latent(
+        "deepseek_v2",
+        num_experts=6,
+        n_group=1,
+        topk_group=1,
+        q_lora_rank=0,
+        attention_bias=True,
+        routed_scaling_factor=1.5,
+        rope_scaling=YARN | {"mscale": 0.7, "mscale_all_dim": 0.7},
+        tie_word_embeddings=True,
+        vocab_size=128,
+    ),
+    "deepseek_v3": latent(),
+    "deepseek_v3-plain": latent(
+        q_lora_rank=0,
+        v_head_dim=20,
+        rope_interleave=False,
+        norm_topk_prob=False,
+        n_shared_experts=1,
+    ),
+    "deepseek_v3-yarn": latent(
+        n_group=1,
+        topk_group=1,
+        first_k_dense_replace=0,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        rope_scaling=YARN | {"mscale": 0.7, "mscale_all_dim": 1.3},
+    ),
+    "glm4_moe": dense("glm4_moe", use_qk_norm=True, **SHARED_EXPERTS | {"num_experts": 6}),
+    "glm4_moe-biased": dense(
+        "glm4_moe",
+        qkv_bias=True,
+        partial_rotary_factor=0.35,
+        routed_scaling_factor=1.5,
+        **SHARED_EXPERTS | TIED | {"n_group": 3, "topk_group": 2, "n_shared_experts": 2},
+    ),
     "gpt_neox": neox(),
     "gpt_neox-tied": neox(tie_word_embeddings=True, hidden_act="gelu_new"),
     "gpt_neox-serial": neox(use_parallel_residual=False, partial_rotary_factor=0.4),
@@ -114,6 +180,14 @@ def shared(family: str) -> dict[str, Architecture]:
         even |= FEW_EXPERTS
     if family == "qwen3_moe":
         even |= {"moe_intermediate_size": 20}
+    if family.startswith("deepseek"):
+        even |= {"num_key_value_heads": None}
+        tied = {"tie_word_embeddings": True, "vocab_size": 128, "q_lora_rank": 0}
+        return {"untied": latent(family, **even), "tied": latent(family, **even | tied)}
+    if family == "glm4_moe":
+        even |= SHARED_EXPERTS | {"num_key_value_heads": 2}
+        tied = {"tie_word_embeddings": True, "vocab_size": 128, "use_qk_norm": True}
+        return {"untied": dense(family, **even), "tied": dense(family, **even | tied)}
     if family == "gpt_neox":
         even |= {"num_key_value_heads": 4, "partial_rotary_factor": 0.5}
         serial = {"use_parallel_residual": False, "tie_word_embeddings": True}
@@ -157,12 +231,27 @@ def _own_keys(architecture: Architecture) -> dict[str, Any]:
     if architecture.family == "gpt_neox":
         keys["use_parallel_residual"] = architecture.setting("use_parallel_residual")
         keys["layer_norm_eps"] = architecture.layer_norm_epsilon
+    elif "kv_lora_rank" in own:
+        keys["q_lora_rank"] = own["q_lora_rank"] or None
     elif architecture.family != "olmoe":
         keys["head_dim"] = architecture.head_dim
+    if "qkv_bias" in own:
+        keys["attention_bias"] = own["qkv_bias"]
+    if architecture.family == "deepseek_v2":
+        keys["topk_method"] = "greedy" if own["n_group"] == 1 else "group_limited_greedy"
     if architecture.has_routers:
         name = "num_experts" if architecture.family == "olmoe" else "num_local_experts"
+        name = "n_routed_experts" if "n_shared_experts" in own else name
         keys[name] = architecture.setting("num_experts")
     return keys
+
+
+SAME_KEYS = {
+    *("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rope_interleave"),
+    *("n_shared_experts", "first_k_dense_replace", "n_group", "topk_group", "use_qk_norm"),
+    "routed_scaling_factor",
+}
+"""Settings of families with shared experts that transformers' config has, too."""
 
 
 def reference(architecture: Architecture) -> Any:
@@ -172,6 +261,7 @@ def reference(architecture: Architecture) -> Any:
     torch.manual_seed(0)
     own = {*(architecture.model_extra or {}), "family", "rope_theta", "rope_scaling", "head_dim"}
     own -= {"moe_intermediate_size", "num_experts_per_tok", "norm_topk_prob"}
+    own -= SAME_KEYS
     if architecture.family == "mixtral":
         own |= {"norm_topk_prob"}
     values = architecture.model_dump(exclude=own)
@@ -187,6 +277,12 @@ def reference(architecture: Architecture) -> Any:
     kind = "gemma3_text" if architecture.family == "gemma3" else architecture.family
     config = AutoConfig.for_model(kind, **values)
     return randomized(AutoModelForCausalLM.from_config(config))
+
+
+def tensors_of(model: Any) -> dict[str, Any]:
+    """Parameters of a reference, and biases of its routers."""
+    biases = {n: each for n, each in model.named_buffers() if n.endswith("correction_bias")}
+    return {**dict(model.named_parameters()), **biases}
 
 
 def as_stored(architecture: Architecture, tensors: Mapping[str, Any]) -> dict[str, Any]:

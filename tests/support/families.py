@@ -59,9 +59,9 @@ def assert_same(checkpoint: Checkpoint, expected: Architecture) -> None:
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """A model's parameters by their names in checkpoints, without copying."""
+    """A model's tensors by their names in checkpoints, without copying."""
     rename = type(model).tensor_name
-    return {rename(name): parameter.detach() for name, parameter in model.named_parameters()}
+    return {rename(name): tensor for name, tensor in model.state_dict().items()}
 
 
 def family_of(value: Any) -> str | None:

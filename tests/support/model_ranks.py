@@ -48,6 +48,8 @@ def gradients_of(
         for name, parameter in model.named_parameters():
             weight = weights[model.tensor_name(name)]
             parameter.copy_(cut(weight, placement_of[name], mesh.tensor))
+        for name, buffer in model.named_buffers():
+            buffer.copy_(weights[model.tensor_name(name)])
     loss = loss_of(model)
     loss.backward()
     gradients = {}

@@ -23,6 +23,9 @@ def random_tensors(architecture: Architecture, seed: int) -> dict[str, Tensor]:
 @torch.no_grad()
 def randomized(model: Any, dtype: torch.dtype = torch.float32) -> Any:
     """Add noise to all parameters of a model, also norms and biases; return it without dropout."""
+    for name, buffer in model.named_buffers():
+        if name.endswith("bias"):  # of routers
+            buffer.add_(torch.randn_like(buffer), alpha=0.1)
     for parameter in model.parameters():
         parameter.add_(torch.randn_like(parameter), alpha=0.1)
         parameter.data = parameter.data.to(dtype)  # a cast of the model would round its angles

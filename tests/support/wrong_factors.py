@@ -7,8 +7,10 @@ from typing import Any, NamedTuple
 
 from tests.support.compositions import Composition, Values
 from tests.support.proved_compositions import prove_all
-from tokamake.models.common.experts import ExpertLinear, Router
+from tokamake.models.common.experts import ExpertLinear
+from tokamake.models.common.latent_attention import LatentNorm
 from tokamake.models.common.router_losses import RouterLosses
+from tokamake.models.common.routers import BalancedRouter, Router
 from tokamake.parallel import (
     collectives,
     expert_dispatch,
@@ -281,6 +283,18 @@ FAULTS = [
         "Placement(divided, axes=axes",
         "Placement(divided",
         composition(2, EXPERTS, "mixtral"),
+    ),
+    Fault(
+        BalancedRouter.balance,
+        "counts_E.mean() - counts_E",
+        "counts_E - counts_E.mean()",
+        composition(2, {}, "deepseek_v3"),
+    ),
+    Fault(
+        LatentNorm.__init__,
+        "partial=mesh.tensor.size > 1",
+        "partial=False",
+        composition(2, TENSOR, "deepseek_v3"),
     ),
     # ---- Updates ----
     *(

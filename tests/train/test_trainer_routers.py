@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support.dense import dense
+from tests.support.dense import dense, latent
 from tests.support.random_tensors import random_tensors
 from tests.support.runs import (
+    hashes,
     make_run,
     prepare,
     records,
@@ -18,6 +19,9 @@ from tests.support.runs import (
 )
 
 SHAPE = dense("olmoe", num_experts=5, num_experts_per_tok=2, num_hidden_layers=2, vocab_size=120)
+
+
+BALANCED = latent(num_hidden_layers=2, num_attention_heads=2, vocab_size=120)
 
 
 def start_run(root: Path, name: str, **train: object) -> Path:
@@ -45,3 +49,27 @@ def test_records_have_the_losses_of_routers_beside_the_loss(tmp_path: Path) -> N
     assert records(plain)[0]["loss"] == of_run[0]["loss"]
     gate = "model.layers.0.mlp.gate.weight"
     assert not torch.equal(weights(plain)[gate], weights(config)[gate])
+
+
+@pytest.mark.usefixtures("lone_rank")
+def test_biases_of_routers_change_by_the_choices_and_resume_bit_by_bit(tmp_path: Path) -> None:
+    root = prepare(tmp_path)
+    write_start(root / "start", BALANCED, random_tensors(BALANCED, 5))
+    router = {"bias_update_rate": 0.25, "balance_coefficient": 0.0}
+    config = start_run(root, "whole", router=router, train_steps=4, save_interval=2)
+    assert train_here(config) == 0
+    bias = weights(config)["model.layers.1.mlp.gate.e_score_correction_bias"]
+    # In each step, the bias of an expert grows, shrinks, or stays if it has the mean number.
+    assert {*bias.tolist()} <= {0.25 * n for n in range(-4, 5)}
+    assert bias.abs().max() > 0
+    assert all("busiest_expert/layers.1" in record for record in records(config)[:1])
+    assert all("busiest_expert/layers.0" not in record for record in records(config)[:1])
+    half = root / "whole/training/global_step2"
+    again = start_run(
+        root, "again", router=router, train_steps=4, save_interval=2, start=half, finetune=False
+    )
+    assert train_here(again) == 0
+    assert hashes(again, 4) == hashes(config, 4)
+    fixed = start_run(root, "fixed", router={**router, "bias_update_rate": 0.0}, train_steps=2)
+    assert train_here(fixed) == 0
+    assert not weights(fixed)["model.layers.1.mlp.gate.e_score_correction_bias"].any()

@@ -16,6 +16,7 @@ from tokamake.checkpoint.tensors.dtypes import Dtype
 from tokamake.checkpoint.tensors.extents import Extent
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
+from tokamake.models.common import tensor_shapes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 _REMEDY = "fetch or write the checkpoint again, or fix its architecture"
 ADAPTER = "a LoRA adapter (PEFT), no whole model; merge it into its model (PEFT: merge_and_unload)"
 QUANTIZED = "quantized weights; dequantize the model (transformers: model.dequantize()), save that"
+WITHOUT_GRADIENT = f".{tensor_shapes.ROUTER_BIAS}"
+"""End of the names of tensors that no optimizer changes."""
 _AS_HF = "convert it to Hugging Face's format with safetensors"
 _FILES = {
     "adapter_*": ADAPTER,
@@ -64,11 +67,11 @@ def weight_shapes(architecture: Architecture) -> dict[str, tuple[int, ...]]:
 
 
 def to_model(architecture: Architecture, tensors: "Mapping[str, Tensor]") -> "nn.Module":
-    """Build a model whose parameters are the given tensors, with their dtype, without copying."""
+    """Build a model of the given tensors, with their dtype, without copying."""
     rename = plugins.load("models/*/model", architecture.family).Model.tensor_name
     model = _empty_model(architecture)
-    parameters = {name: tensors[rename(name)] for name, _ in model.named_parameters()}
-    model.load_state_dict(parameters, assign=True)
+    state = {name: tensors[rename(name)] for name in model.state_dict()}
+    model.load_state_dict(state, assign=True)
     return model
 
 

@@ -18,7 +18,9 @@ from pydantic import (
 
 from tokamake import plugins
 from tokamake.config.fields import Settings, plug_in
+from tokamake.config.latent_attention import check_latent_attention, latent_head_dim
 from tokamake.config.layer_intervals import is_nth
+from tokamake.config.mixture_of_experts import check_experts
 from tokamake.config.objective import objectives_of
 from tokamake.config.rope_scaling import Positive, RopeScaling
 from tokamake.config_files import unknown_key
@@ -131,7 +133,10 @@ class Architecture(Settings):
             stated.setdefault("intermediate_size", width)
         if "num_attention_heads" in stated:
             stated.setdefault("num_key_value_heads", stated["num_attention_heads"])
-        return {name: _default(choices) for name, choices in settings.items()} | stated
+        filled = {name: _default(choices) for name, choices in settings.items()} | stated
+        if "qk_nope_head_dim" in filled:
+            filled.setdefault("head_dim", latent_head_dim(filled))
+        return filled
 
     @model_validator(mode="after")
     def _whole_heads(self) -> "Architecture":
@@ -201,17 +206,12 @@ class Architecture(Settings):
         return self
 
     @model_validator(mode="after")
-    def _enough_experts(self) -> "Architecture":
+    def _fitting_parts(self) -> "Architecture":
+        own = self.model_extra or {}
         if self.has_routers:
-            for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size"):
-                if self._optional(name, 1) < 1:
-                    raise ValueError(f"{name}: {self.setting(name)}: too small; give 1 or more")
-            number, chosen = self.setting("num_experts"), self.setting("num_experts_per_tok")
-            if chosen > number:
-                raise ValueError(
-                    f"num_experts_per_tok: {chosen}: more than the {number} of num_experts; lower "
-                    "it"
-                )
+            check_experts(own, num_layers=self.num_hidden_layers)
+        if "kv_lora_rank" in own:
+            check_latent_attention(own, self)
         return self
 
     @model_validator(mode="after")
@@ -274,8 +274,9 @@ class Architecture(Settings):
 
     @property
     def rotary_width(self) -> int:
-        """Numbers at the start of each head that rotary positions turn; the rest has none."""
-        return int(self.head_dim * self._optional("partial_rotary_factor", 1.0))
+        """Numbers of each head that rotary positions turn; the rest has none."""
+        whole = int(self.head_dim * self._optional("partial_rotary_factor", 1.0))
+        return int(self._optional("qk_rope_head_dim", whole))
 
     def rotates(self, layer: int) -> bool:
         """Whether a layer, from 0 on, rotates heads: NoPE layers do not (arXiv 2501.18795)."""
@@ -307,6 +308,19 @@ class Architecture(Settings):
     def query_scale(self) -> float:
         """Factor of queries, beside 1 / √head_dim, which all attention has."""
         return (self.head_dim / self._optional("query_pre_attn_scalar", self.head_dim)) ** 0.5
+
+    @property
+    def latent_size(self) -> int:
+        """Width of what a cache keeps of a token in a layer with latent attention; 0: the layers
+        have none."""
+        if not (latent := int(self._optional("kv_lora_rank", 0))):
+            return 0
+        return latent + self.rotary_width
+
+    @property
+    def value_size(self) -> int:
+        """Width of the values of all query heads together."""
+        return self.num_attention_heads * int(self._optional("v_head_dim", self.head_dim))
 
     @property
     def key_value_size(self) -> int:
@@ -353,6 +367,11 @@ class Architecture(Settings):
         return bool(plugins.constant(FAMILIES, self.family, "HAS_ROUTERS", default=False))
 
     @property
+    def has_router_biases(self) -> bool:
+        """Whether the family's routers have biases that balance the experts."""
+        return bool(plugins.constant(FAMILIES, self.family, "HAS_ROUTER_BIASES", default=False))
+
+    @property
     def expert_size(self) -> int:
         """Width inside an expert, or inside the MLP of a family without experts."""
         return int(self._optional("moe_intermediate_size", self.intermediate_size))
@@ -360,7 +379,14 @@ class Architecture(Settings):
     @property
     def used_mlp_size(self) -> int:
         """Width inside the MLP, or inside all experts that a token uses."""
-        return self.expert_size * int(self._optional("num_experts_per_tok", 1))
+        shared = int(self._optional("n_shared_experts", 0))
+        return self.expert_size * (shared + int(self._optional("num_experts_per_tok", 1)))
+
+    @property
+    def expert_layers(self) -> range:
+        """Indices of the layers with mixtures of experts; the layers before them are dense."""
+        first = int(self._optional("first_k_dense_replace", 0))
+        return range(first, self.num_hidden_layers) if self.has_routers else range(0)
 
     @property
     def position_fields(self) -> tuple[str, ...]:

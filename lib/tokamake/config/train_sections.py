@@ -37,6 +37,10 @@ class RouterSettings(Settings):
     z_coefficient: Annotated[float, Field(ge=0)] = 0.0
     """Factor of the z loss, which keeps the scores of routers small: the mean square of their
     log-sum-exp. OLMoE uses 0.001."""
+    bias_update_rate: Annotated[float, Field(ge=0)] = 0.001
+    """Families whose routers have a bias, such as deepseek_v3: what each step adds to the bias of
+    an expert with fewer tokens than the mean, and takes from others. DeepSeek-V3 uses 0.001, and 0
+    for its last tokens."""
 
 
 class FimSettings(Settings):

@@ -44,9 +44,11 @@ def weight_bytes(architecture: "Architecture", layout: InferenceLayout, *, world
 def cache_bytes(architecture: "Architecture", layout: InferenceLayout, *, num_tokens: int) -> int:
     """Most bytes of keys and values on a rank, for a number of tokens of all sequences."""
     stages = layout.settings.layers_of_stages(architecture.num_hidden_layers)
-    heads = -(-architecture.num_key_value_heads // layout.tensor_parallel_size)
-    width = 2 * heads * architecture.head_dim * DTYPES[layout.dtype].itemsize
-    return max(map(len, stages)) * width * num_tokens
+    width = architecture.latent_size
+    if not width:
+        heads = -(-architecture.num_key_value_heads // layout.tensor_parallel_size)
+        width = 2 * heads * architecture.head_dim
+    return max(map(len, stages)) * width * DTYPES[layout.dtype].itemsize * num_tokens
 
 
 def _num_parameters(module: torch.nn.Module) -> int:

@@ -97,6 +97,7 @@ class InferenceModel:
             saved_names=saved_names,
             tied_output=module.tied_output,
         )
+        chunks += sharding.buffer_chunks(module, tensor_name=family.Model.tensor_name)
         with OpenFiles() as files, torch.no_grad():
             for chunk in chunks:
                 key = f"model.{chunk.saved_name}"

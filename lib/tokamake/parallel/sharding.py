@@ -101,13 +101,15 @@ def shard(
 def shape_parameters(module: nn.Module, device: torch.device) -> None:
     """Move parameters from torch's `meta` device to another one, without storage for their values.
 
-    All elements of a parameter share one place in memory.
+    All elements of a parameter share one place in memory. Buffers have storage.
     """
     for submodule in module.modules():
         for name, parameter in [*submodule.named_parameters(recurse=False)]:
             element = torch.empty((), dtype=parameter.dtype, device=device)
             shaped = nn.Parameter(element.expand(parameter.shape), parameter.requires_grad)
             submodule.register_parameter(name, shaped)
+        for name, buffer in [*submodule.named_buffers(recurse=False)]:
+            setattr(submodule, name, torch.empty_like(buffer, device=device))
 
 
 def _is_dtensor(tensor: Tensor | None) -> "TypeGuard[DTensor]":
@@ -155,6 +157,29 @@ def parameter_chunks(
                 groups=_groups(parameter, placed[name], mesh=mesh),
                 is_tied_output=name == tied_output,
                 counts=first and not replica and name != tied_output,
+            )
+        )
+    return chunks
+
+
+def buffer_chunks(model: nn.Module, *, tensor_name: Callable[[str], str]) -> list[ParameterChunk]:
+    """Describe tensors of a stage that every rank has whole, and that no gradient changes."""
+    chunks = []
+    for name, buffer in model.named_buffers():
+        shared = nn.Parameter(buffer, requires_grad=False)  # in the memory of the buffer
+        place = tuple(slice(0, size) for size in buffer.shape)
+        chunks.append(
+            ParameterChunk(
+                name,
+                tensor_name(name),
+                shared,
+                shared,
+                Placement(),
+                shape=buffer.shape,
+                place=place,
+                groups=(),
+                is_tied_output=False,
+                counts=False,
             )
         )
     return chunks

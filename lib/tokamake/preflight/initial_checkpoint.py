@@ -155,6 +155,7 @@ def state_keys(architecture: Architecture, settings: OptimizerSettings) -> set[s
     named = [
         (name, torch.nn.Parameter(torch.ones([2] * len(shape))))
         for name, shape in model_tensors.shapes(architecture).items()
+        if not name.endswith(model_tensors.WITHOUT_GRADIENT)
     ]
     for _, parameter in named:
         parameter.grad = torch.ones_like(parameter)

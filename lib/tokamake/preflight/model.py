@@ -69,6 +69,12 @@ def check_layout(train: TrainSettings, architecture: Architecture) -> None:
         raise UserError(
             f"train.router: has no effect: family {architecture.family} has no routers; remove it"
         )
+    usual = RouterSettings().bias_update_rate
+    if train.router.bias_update_rate != usual and not architecture.has_router_biases:
+        raise UserError(
+            f"train.router.bias_update_rate: {train.router.bias_update_rate}: has no effect: "
+            f"routers of family {architecture.family} have no biases; remove it"
+        )
 
 
 def check_layout_and_length(

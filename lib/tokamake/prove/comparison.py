@@ -240,12 +240,12 @@ class _Comparison:
     def _compare_routers(
         self, of_step: str, values: Iterable[LayerRouting], *, expected: Iterable[LayerRouting]
     ) -> None:
-        for layer, (own, right) in enumerate(zip(values, expected, strict=True)):
+        for own, right in zip(values, expected, strict=True):
             for name in ("balance", "z", "entropy"):
-                what = f"{name} of router {layer} {of_step}"
+                what = f"{name} of router {own.layer} {of_step}"
                 self._compare_number(what, getattr(own, name), expected=getattr(right, name))
             # Rounding may change a choice, but not how many there are.
-            what = f"choices of router {layer} {of_step}"
+            what = f"choices of router {own.layer} {of_step}"
             self._compare_number(what, sum(own.counts), expected=sum(right.counts))
 
     def _add(self, what: str, found: Iterable["_Difference"], *, most: float) -> None:

@@ -43,7 +43,8 @@ def chunks(fragment: Any, tensor: Tensor) -> Iterator[NamedChunk]:
 
 def weights(engine: Any) -> list[NamedChunk]:
     """This rank's fp32 weights."""
-    return [chunk for each in fragments(engine) for chunk in chunks(each, buffer(each))]
+    parts = [*fragments(engine), *engine.stages.buffers]
+    return [chunk for each in parts for chunk in chunks(each, buffer(each))]
 
 
 def watch_updates(engine: Any, watch: Callable[[list[NamedChunk]], None]) -> None:

@@ -151,6 +151,8 @@ def _tiny_model(architecture: Architecture, parallel: ParallelSettings) -> Archi
     }
     changed |= _tiny_rope(architecture) | _tiny_attention(architecture)
     changed |= _few_experts(architecture, width=2 * tensor, ranks=parallel.expert_parallel_size)
+    if architecture.latent_size:
+        changed |= _tiny_latents(architecture) | {"num_key_value_heads": few_heads}
     layers = sum(parallel.pipeline_layers) or max(2, parallel.num_stages)
     while True:
         try:
@@ -199,9 +201,26 @@ def _few_experts(architecture: Architecture, *, width: int, ranks: int) -> dict[
     chosen = architecture.setting("num_experts_per_tok")
     few: dict[str, Any] = {"num_experts": number}
     few["num_experts_per_tok"] = max(1, min(chosen, number // 2))
-    if "moe_intermediate_size" in (architecture.model_extra or {}):
+    own = architecture.model_extra or {}
+    if "moe_intermediate_size" in own:
         few["moe_intermediate_size"] = 4 * width
+    if "first_k_dense_replace" in own:
+        few["first_k_dense_replace"] = min(own["first_k_dense_replace"], 1)
+    if "n_group" in own:
+        few["n_group"] = math.gcd(own["n_group"], max(1, number // 2))
+        few["topk_group"] = -(-few["n_group"] * own["topk_group"] // own["n_group"])
+        few["num_experts_per_tok"] = min(
+            few["num_experts_per_tok"], few["topk_group"] * number // few["n_group"]
+        )
     return few
+
+
+def _tiny_latents(architecture: Architecture) -> dict[str, Any]:
+    """Narrow latent vectors, and heads whose keys and values differ in width."""
+    rank = 12 if architecture.setting("q_lora_rank") else 0
+    parts = {"qk_nope_head_dim": _HEAD_DIM // 2, "qk_rope_head_dim": _HEAD_DIM // 2}
+    narrow = {"q_lora_rank": rank, "kv_lora_rank": 10, "v_head_dim": _HEAD_DIM - 2}
+    return {"head_dim": _HEAD_DIM, **parts, **narrow}
 
 
 def _length(architecture: Architecture, parallel: ParallelSettings) -> int:

@@ -107,7 +107,8 @@ class _PlainTrainer:
         routers = RouterLosses(
             balance=settings.balance_coefficient,
             z=settings.z_coefficient,
-            shape=(architecture.num_hidden_layers, architecture.setting("num_experts")),
+            layers=architecture.expert_layers,
+            num_experts=architecture.setting("num_experts"),
             device=torch.device("cpu"),
         )
         self.model.watch_routers(routers)
@@ -124,6 +125,9 @@ class _PlainTrainer:
             ):
                 values[at] = torch.from_numpy(drawn)
             masters[name] = nn.Parameter(values)
+        self.buffers = dict(self.model.named_buffers())
+        for buffer in self.buffers.values():
+            buffer.zero_()  # biases of routers
         return masters
 
     def _build_optimizer(self) -> torch.optim.Optimizer:
@@ -138,7 +142,7 @@ class _PlainTrainer:
 
     def train(self, num_steps: int) -> PlainTraining:
         """Validate once, then train."""
-        initial = self._saved(self.masters)
+        initial = self._saved(self.masters | self.buffers)
         self._set_mode("eval")
         with torch.no_grad():
             validation = self._loss(num_steps, numbers=False)
@@ -155,6 +159,7 @@ class _PlainTrainer:
         routers: tuple[LayerRouting, ...] = ()
         if self.routers is not None:
             routers = self.routers.read(self.routers.take().tolist(), self._num_rows)
+            self._balance(routers)
         limit = self.run.train.gradient_clipping or torch.inf
         norm = nn.utils.clip_grad_norm_(self.masters.values(), limit)
         gradients = {
@@ -169,10 +174,19 @@ class _PlainTrainer:
             0.0 if loss is None else loss.item(),
             norm.item(),
             self._saved(gradients),
-            self._saved(self.masters),
+            self._saved(self.masters | self.buffers),
             corpora,
             routers,
         )
+
+    def _balance(self, routers: Sequence[LayerRouting]) -> None:
+        """Change the biases of routers by the choices of the step."""
+        for each in routers:
+            bias = self.buffers.get(f"layers.{each.layer}.mlp.gate.e_score_correction_bias")
+            if bias is not None:
+                mean = sum(each.counts) / len(each.counts)
+                rate = self.run.train.router.bias_update_rate
+                bias += torch.tensor([rate * ((n < mean) - (n > mean)) for n in each.counts])
 
     def _set_mode(self, mode: str) -> None:
         getattr(self.model, mode)()

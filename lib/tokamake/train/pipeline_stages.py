@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
@@ -17,13 +18,14 @@ from tokamake.checkpoint import model_tensors
 from tokamake.config.resolved_run import Run
 from tokamake.models.common.language_model import DropoutRates, Output, Predictions, predictions
 from tokamake.models.common.recompute import Recompute
-from tokamake.models.common.router_losses import RouterLosses
+from tokamake.models.common.router_losses import LayerRouting, RouterLosses
+from tokamake.models.common.routers import balanced_routers
 from tokamake.parallel import sharding
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.pipeline import Pipeline
 from tokamake.parallel.placement import placements
 from tokamake.parallel.sharding import ParameterChunk
-from tokamake.train.batch import MicroBatch, concatenated
+from tokamake.train.batch import MicroBatch, concatenated, to_device
 from tokamake.train.numerics import precision_of
 from tokamake.train.objectives._base import Labels, objective_class
 from tokamake.train.objectives._tasks import TaskObjective
@@ -62,6 +64,7 @@ class PipelineStages:
 
     Attributes:
         chunks: this rank's part of each parameter.
+        buffers: tensors that all ranks of a stage have whole, and that no gradient changes.
         row_losses: sums of the losses of each row, (B,) for each micro batch of the training steps
             so far, on ranks with the last stage; None: they are not kept.
         watch_logits: called with the logits of each micro batch, on ranks with the last stage;
@@ -106,6 +109,12 @@ class PipelineStages:
 
         self.chunks = [
             chunk for module in self.modules.values() for chunk in self._prepare(module, device)
+        ]
+        tensor_name = family.Model.tensor_name
+        self.buffers = [
+            chunk
+            for module in self.modules.values()
+            for chunk in sharding.buffer_chunks(module, tensor_name=tensor_name)
         ]
         if self._rounds:
             sharding.keep_master_weights(self.chunks, self._dtype)
@@ -155,13 +164,25 @@ class PipelineStages:
         losses = RouterLosses(
             balance=settings.balance_coefficient,
             z=settings.z_coefficient,
-            shape=(architecture.num_hidden_layers, architecture.setting("num_experts")),
+            layers=architecture.expert_layers,
+            num_experts=architecture.setting("num_experts"),
             mesh=self._mesh,
             device=self._device,
         )
         for module in self.modules.values():
             module.watch_routers(losses)
         return losses
+
+    def balance_routers(self, measured: Sequence[LayerRouting]) -> None:
+        """Change the biases of routers by the choices of a step, which all ranks know."""
+        rate = self._train.router.bias_update_rate
+        if not rate or not self.buffers:
+            return
+        counts = {each.layer: each.counts for each in measured}
+        for module in self.modules.values():
+            for layer, router in balanced_routers(module).items():
+                of_layer = np.array(counts[layer], np.float32)
+                router.balance(to_device(of_layer, self._device), rate=rate)
 
     def _use(self, factors: LossFactors) -> None:
         """Choose the factors of the passes that follow."""

@@ -14,7 +14,10 @@ from tokamake.models.common.language_model import LanguageModel
 
 KINDS = {
     **{name: FAMILIES[name] for name in ("llama-gqa", "gpt2", "gpt_bigcode", "bloom")},
-    **{name: ARCHITECTURES[name] for name in ("mistral-window", "gemma2-tied", "olmo3")},
+    **{
+        name: ARCHITECTURES[name]
+        for name in ("mistral-window", "gemma2-tied", "olmo3", "deepseek_v3")
+    },
 }
 LENGTHS = (3, 9, 1, 6)
 

@@ -24,7 +24,9 @@ CPU = torch.device("cpu")
 def watched(balance: float, z: float) -> tuple[Any, RouterLosses]:
     weights = {name: 10 * each for name, each in random_tensors(SHAPE, 1).items()}
     model = to_model(SHAPE, weights)
-    losses = RouterLosses(balance=balance, z=z, shape=(NUM_LAYERS, NUM_EXPERTS), device=CPU)
+    losses = RouterLosses(
+        balance=balance, z=z, layers=range(NUM_LAYERS), num_experts=NUM_EXPERTS, device=CPU
+    )
     model.watch_routers(losses)  # type: ignore[operator]  # of models with experts
     return model, losses
 

@@ -41,26 +41,28 @@ def read_config(folder: Path) -> tuple[Architecture, HFFormat]:
     if problem := model_format.unsupported(config):
         raise UserError(f"{file}: {problem}")
     if config.get("auto_map"):
-        _warn_once(
+        warn_once(
             f"{file}: auto_map: the model's own Python code is not run; the model is built as "
             f"transformers builds the type {model_type}"
         )
     if ignored := model_format.ignored_keys(config):
-        _warn_once(f"{file}: {', '.join(ignored)}: ignored, as transformers ignores it")
+        warn_once(f"{file}: {', '.join(ignored)}: ignored, as transformers ignores it")
     values = {"family": family, **model_format.fields(config)}
     architecture = validate(Architecture, values, str(file))
     if architecture.vocab_size is None:
         raise UserError(f"{file}: vocab_size: missing; {REMEDY}")
-    if config.get("head_dim") not in (None, architecture.head_dim):
+    head_dim = model_format.config(architecture).get("head_dim", architecture.head_dim)
+    if config.get("head_dim") not in (None, head_dim):
         raise UserError(
             f"{file}: head_dim: {config['head_dim']!r}: models of type {model_type} have "
-            f"hidden_size / num_attention_heads ({architecture.head_dim}); set that"
+            f"hidden_size / num_attention_heads ({head_dim}); set that"
         )
     return architecture, model_format
 
 
 @functools.cache  # the same folder is opened several times
-def _warn_once(message: str) -> None:
+def warn_once(message: str) -> None:
+    """Log a warning once."""
     _log.warning(message)
 
 

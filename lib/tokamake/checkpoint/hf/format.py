@@ -78,6 +78,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         raise UserError(f"{folder}: {model_tensors.unsupported_file(folder)}")
     architecture, model_format = config_json.read_config(folder)
     extents = _find_tensors(folder, model_format)
+    if model_format.leaves_out_further_layers:
+        extents = _without_further_layers(
+            folder, extents, architecture=architecture, model_format=model_format
+        )
     if any(name.endswith(f".mlp.experts{_GATES_AND_UPS}") for name in extents):
         stored = _stored_with_fused_experts(architecture, model_format)
     else:
@@ -141,6 +145,28 @@ def _find_tensors(folder: Path, model_format: HFFormat) -> dict[str, Extent]:
         return name if has_prefix or model_format.is_outside(name) else prefix + name
 
     return {full_name(name): extent for name, extent in extents.items()}
+
+
+def _without_further_layers(
+    folder: Path,
+    extents: dict[str, Extent],
+    *,
+    architecture: Architecture,
+    model_format: HFFormat,
+) -> dict[str, Extent]:
+    """Leave out layers after the last one, and say so."""
+    layer = re.compile(rf"{re.escape(model_format.prefix)}{model_format.layers}\.(\d+)\.")
+    number_of = {name: int(match[1]) for name in extents if (match := layer.match(name))}
+    left_out = {name for name, n in number_of.items() if n >= architecture.num_hidden_layers}
+    if not left_out:
+        return extents
+    numbers = sorted({number_of[name] for name in left_out})
+    config_json.warn_once(
+        f"{folder}: layers that predict further tokens (MTP, num_nextn_predict_layers) are left "
+        f"out: {', '.join(map(str, numbers))}; a training does not use them, and files written "
+        "from this model lack them"
+    )
+    return {name: extent for name, extent in extents.items() if name not in left_out}
 
 
 def _locate(folder: Path, ignored: re.Pattern[str]) -> dict[str, Extent]:

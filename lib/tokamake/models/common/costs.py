@@ -85,8 +85,7 @@ def gated_layer_with_head_norms(
 ) -> SavedActivations:
     """Bytes per token of a gated layer whose queries and keys are normed; see `gated_layer`."""
     layer = gated_layer(architecture, size=size, fused_norm=fused_norm)
-    width = architecture.query_size + architecture.key_value_size
-    return layer._replace(split=layer.split + rms_norm_bytes(width, size, fused=fused_norm))
+    return with_head_norms(architecture, layer, size=size, fused_norm=fused_norm)
 
 
 def gated_layer_with_four_norms(
@@ -128,8 +127,59 @@ def gated_experts_with_head_norms(
 ) -> SavedActivations:
     """Bytes per token of a layer with experts whose queries and keys are normed."""
     layer = gated_experts(architecture, size=size, fused_norm=fused_norm)
+    return with_head_norms(architecture, layer, size=size, fused_norm=fused_norm)
+
+
+def with_head_norms(
+    architecture: Architecture, layer: SavedActivations, *, size: int, fused_norm: bool
+) -> SavedActivations:
+    """A layer that also norms queries and keys."""
     width = architecture.query_size + architecture.key_value_size
     return layer._replace(split=layer.split + rms_norm_bytes(width, size, fused=fused_norm))
+
+
+def gated_experts_with_latent_attention(
+    architecture: Architecture, *, size: int, fused_norm: bool, fp32_router: bool = True
+) -> SavedActivations:
+    """Bytes per token of a layer with experts and latent attention; a dense layer has fewer.
+
+    Latent vectors are saved as inputs of their norms and of projections to heads. Queries, keys,
+    values and the result of attention have the larger width of keys and values; the result is saved
+    in the width of values once more.
+
+    Args:
+        fp32_router: whether the router multiplies states in fp32.
+    """
+    layer = gated_experts_with_shared(
+        architecture, size=size, fused_norm=fused_norm, fp32_router=fp32_router
+    )
+    own, heads = architecture.setting, architecture.num_attention_heads
+    width = max(architecture.head_dim, own("v_head_dim"))
+    attention = 4 * heads * width * size + 4 * heads
+    results = architecture.value_size * size
+    ranks = own("q_lora_rank"), own("kv_lora_rank")
+    latents = sum(each * size + rms_norm_bytes(each, size, fused=fused_norm) for each in ranks)
+    usual = attention_bytes(architecture, size)
+    return SavedActivations(
+        states=layer.states,
+        gathered=layer.gathered + latents,
+        split=layer.split - usual + attention + results,
+        products=layer.products - usual + attention,
+    )
+
+
+def gated_experts_with_shared(
+    architecture: Architecture, *, size: int, fused_norm: bool, fp32_router: bool
+) -> SavedActivations:
+    """Bytes per token of a layer with experts, some of which all tokens share."""
+    layer = gated_experts(architecture, size=size, fused_norm=fused_norm)
+    shared = architecture.setting("n_shared_experts") * architecture.expert_size * size
+    wide = 4 * architecture.hidden_size if fp32_router and size < 4 else 0
+    return layer._replace(
+        gathered=layer.gathered + wide,
+        split=layer.split + 4 * shared,
+        products=layer.products + 2 * shared,
+    )
 
 
 def decoder_layer(
@@ -160,27 +210,69 @@ def decoder_layer(
     )
 
 
+class AttentionProducts(NamedTuple):
+    """Multiply-adds of attention in a layer."""
+
+    of_token: int
+    """Projections of a token."""
+    of_pair: int
+    """Score and values of two tokens, in all heads."""
+
+
+def attention_products(architecture: Architecture) -> AttentionProducts:
+    """Multiply-adds of grouped heads."""
+    query = architecture.query_size
+    projections = 2 * architecture.hidden_size * (query + architecture.key_value_size)
+    return AttentionProducts(projections, 2 * query)
+
+
+def latent_attention_products(architecture: Architecture) -> AttentionProducts:
+    """Multiply-adds of latent attention in training, where all heads have keys and values."""
+    own, hidden = architecture.setting, architecture.hidden_size
+    query, value, latent = architecture.query_size, architecture.value_size, own("kv_lora_rank")
+    rank = own("q_lora_rank")
+    queries = rank * (hidden + query) if rank else hidden * query
+    plain = architecture.num_attention_heads * own("qk_nope_head_dim")
+    keys = hidden * (latent + own("qk_rope_head_dim")) + latent * (plain + value)
+    return AttentionProducts(queries + keys + value * hidden, query + value)
+
+
 def flops_per_token(
-    architecture: Architecture, sequence_length: int, *, num_mlp_matrices: int
+    architecture: Architecture,
+    sequence_length: int,
+    *,
+    num_mlp_matrices: int,
+    of_attention: Callable[[Architecture], AttentionProducts] = attention_products,
 ) -> int:
     """Floating-point operations of one token in the forward and backward pass."""
     assert architecture.vocab_size is not None, "fill in vocab_size before counting"
     hidden = architecture.hidden_size
-    projections = 2 * hidden * (architecture.query_size + architecture.key_value_size)
     mlp = num_mlp_matrices * hidden * architecture.intermediate_size
     layers = range(architecture.num_hidden_layers)
     seen = sum(min(sequence_length, architecture.window(n) or sequence_length) for n in layers)
-    multiply_adds = len(layers) * (projections + mlp) + 2 * seen * architecture.query_size
+    attention = of_attention(architecture)
+    multiply_adds = len(layers) * (attention.of_token + mlp) + seen * attention.of_pair
     multiply_adds += hidden * architecture.vocab_size
     return 3 * 2 * multiply_adds
 
 
-def flops_per_token_of_experts(architecture: Architecture, sequence_length: int) -> int:
+def flops_per_token_of_experts(
+    architecture: Architecture,
+    sequence_length: int,
+    *,
+    of_attention: Callable[[Architecture], AttentionProducts] = attention_products,
+) -> int:
     """`flops_per_token` with routers, and the experts that a token uses."""
-    without = flops_per_token(architecture, sequence_length, num_mlp_matrices=0)
-    number, chosen = (architecture.setting(f"num_experts{each}") for each in ("", "_per_tok"))
-    widths: int = number + 3 * chosen * architecture.expert_size
-    return without + 3 * 2 * architecture.num_hidden_layers * architecture.hidden_size * widths
+    without = flops_per_token(
+        architecture, sequence_length, num_mlp_matrices=0, of_attention=of_attention
+    )
+    num_mixtures = len(architecture.expert_layers)
+    num_dense = architecture.num_hidden_layers - num_mixtures
+    widths: int = num_mixtures * (
+        architecture.setting("num_experts") + 3 * architecture.used_mlp_size
+    )
+    widths += num_dense * 3 * architecture.intermediate_size
+    return without + 3 * 2 * architecture.hidden_size * widths
 
 
 def flops_per_encoder_token(

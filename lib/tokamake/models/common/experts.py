@@ -17,33 +17,18 @@ from torch import Tensor, nn
 from tokamake.config.architecture import Architecture
 from tokamake.models.common.decoder import Decoder
 from tokamake.models.common.key_value_cache import KeyValueCache, LayerCache
-from tokamake.models.common.layers import ACTIVATIONS, Attention, TransformerLayer
+from tokamake.models.common.layers import ACTIVATIONS, GatedMLP, TransformerLayer
 from tokamake.models.common.router_losses import RouterLosses, Routing
+from tokamake.models.common.routers import Choices, Router, one_hot
 from tokamake.parallel.attention import AttentionMask
 from tokamake.parallel.axis import part
 from tokamake.parallel.dropout import Dropout, dropped
 from tokamake.parallel.expert_dispatch import ExpertDispatch, permuted
 from tokamake.parallel.grouped_linear import Groups, grouped_linear, groups_of
-from tokamake.parallel.linear import linear
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.placement import Placement
 from tokamake.parallel.tensor import shared_input, summed_output
 from tokamake.runtime.torch_internals import not_compiled
-
-
-class Router(nn.Module):
-    """Scores of all experts for each token; each tensor-parallel rank computes all of them."""
-
-    def __init__(self, architecture: Architecture, mesh: Mesh) -> None:
-        super().__init__()
-        shape = architecture.setting("num_experts"), architecture.hidden_size
-        self.weight = nn.Parameter(torch.empty(shape))
-        # A rank has its part of the experts' width, so the gradient of a score is partial.
-        self.placements = {"weight": Placement(partial=mesh.tensor.size > 1)}
-
-    def forward(self, x_ND: Tensor) -> Tensor:
-        """(N, E) fp32 scores."""
-        return linear(x_ND, self.weight).float()
 
 
 class ExpertLinear(nn.Module):
@@ -132,24 +117,32 @@ class _Dispatched(torch.autograd.Function):
 class MixtureOfExperts(nn.Module):
     """A router and its experts, in place of an MLP.
 
-    The weights of a token's experts are the softmax of all scores; `norm_topk_prob` scales them so
-    that they add up to 1.
+    With `n_shared_experts`, all tokens also pass an MLP as wide as so many experts.
 
     Attributes:
         number: layer index in the whole model.
         losses: gets the choices of a training; None: nothing is measured.
     """
 
-    def __init__(self, architecture: Architecture, mesh: Mesh = SINGLE_RANK) -> None:
+    def __init__(
+        self,
+        architecture: Architecture,
+        mesh: Mesh = SINGLE_RANK,
+        *,
+        router: Callable[[Architecture, Mesh], Router] = Router,
+    ) -> None:
         super().__init__()
         self.number, self.losses = 0, None
         self._mesh = mesh
-        self._num_chosen: int = architecture.setting("num_experts_per_tok")
-        self._renormalizes: bool = architecture.setting("norm_topk_prob")
-        self.gate = Router(architecture, mesh)
+        self.gate = router(architecture, mesh)
         self.experts = Experts(architecture, mesh)
+        self.shared_experts = None
+        if number := (architecture.model_extra or {}).get("n_shared_experts"):
+            width = number * architecture.expert_size
+            self.shared_experts = GatedMLP(architecture, mesh, width=width)
 
     losses: RouterLosses | None
+    shared_experts: GatedMLP | None
 
     @not_compiled
     def forward(self, x_BLD: Tensor, is_token_BL: Tensor | None = None) -> Tensor:
@@ -159,33 +152,34 @@ class MixtureOfExperts(nn.Module):
             is_token_BL: False where a row is filled up: such places count in no loss. None: all
                 are tokens.
         """
+        shared_BLD = None if self.shared_experts is None else self.shared_experts(x_BLD)
         x_BLD = shared_input(x_BLD, self._mesh)
         x_ND = x_BLD.flatten(0, 1)
-        logits_NE = self.gate(x_ND)
-        probabilities_NE = logits_NE.softmax(-1)
-        weights_NK, chosen_NK = probabilities_NE.topk(self._num_chosen)
-        if self._renormalizes:
-            weights_NK = weights_NK / weights_NK.sum(-1, keepdim=True)
-        is_chosen_NE = torch.zeros_like(probabilities_NE).scatter_(1, chosen_NK, 1.0)
+        choices: Choices = self.gate(x_ND)
+        weights_NK, chosen_NK = choices.weights_NK, choices.chosen_NK
+        is_chosen_NE = one_hot(chosen_NK, like=choices.logits_NE)
         counts_E = is_chosen_NE.sum(0).long()
         if self.losses is not None and torch.is_grad_enabled():
-            tensors = (logits_NE, probabilities_NE, is_chosen_NE)
-            logits, probabilities, is_chosen = (
-                tensor.unflatten(0, x_BLD.shape[:2]) for tensor in tensors
-            )
-            routing = Routing(logits, probabilities, is_chosen, is_token_BL)
+            routing = _routing(choices, is_chosen_NE, shape=x_BLD.shape[:2])
+            routing = routing._replace(is_token_BL=is_token_BL)
             weights_NK = self.losses.added(weights_NK, routing, layer=self.number)
         y_ND = self.experts(x_ND, weights_NK.to(x_ND.dtype), chosen_NK, counts_E)
-        return summed_output(y_ND.view_as(x_BLD), self._mesh)
+        y_BLD = summed_output(y_ND.view_as(x_BLD), self._mesh)
+        return y_BLD if shared_BLD is None else y_BLD + shared_BLD
+
+
+def _routing(choices: Choices, is_chosen_NE: Tensor, *, shape: torch.Size) -> Routing:
+    """Choices by rows, whose `shape` is (B, L)."""
+    is_likely_NE = is_chosen_NE
+    if choices.likeliest_NK is not choices.chosen_NK:
+        is_likely_NE = one_hot(choices.likeliest_NK, like=choices.logits_NE)
+    tensors = choices.logits_NE, choices.probabilities_NE, is_chosen_NE, is_likely_NE
+    logits, probabilities, is_chosen, is_likely = (each.unflatten(0, shape) for each in tensors)
+    return Routing(logits, probabilities, is_chosen, is_likely)
 
 
 class ExpertLayer(TransformerLayer):
-    """A pre-norm layer whose MLP is a mixture of experts."""
-
-    def __init__(
-        self, norm: Callable[[], nn.Module], attention: Attention, *, mlp: MixtureOfExperts
-    ) -> None:
-        super().__init__(norm, attention, mlp=mlp)
+    """A pre-norm layer of a model with experts; a dense one has a `GatedMLP`."""
 
     def forward(
         self,
@@ -202,30 +196,44 @@ class ExpertLayer(TransformerLayer):
             self.input_layernorm(x_BLD), cos_LK, sin_LK, mask, dropout, cache
         )
         x_BLD = x_BLD + dropped(y_BLD, dropout, "attention_output", layer=self.self_attn)
-        y_BLD = self.mlp(self.post_attention_layernorm(x_BLD), is_token_BL)
+        inputs = () if isinstance(self.mlp, GatedMLP) else (is_token_BL,)
+        y_BLD = self.mlp(self.post_attention_layernorm(x_BLD), *inputs)
         return x_BLD + dropped(y_BLD, dropout, "mlp_output", layer=self.self_attn)
 
 
 class ExpertDecoder(Decoder):
     """A causal model whose layers have mixtures of experts; families derive from it.
 
-    They have the literal `HAS_ROUTERS = True` and the settings `num_experts`,
-    `num_experts_per_tok` and `norm_topk_prob`.
+    They have the literal `HAS_ROUTERS = True` and the settings `num_experts` and
+    `num_experts_per_tok`. With `first_k_dense_replace`, the first layers have one MLP.
+
+    Attributes:
+        router: builds the router of a layer.
     """
 
     is_gated = True
+    router: Callable[[Architecture, Mesh], Router] = Router
 
     def build_mlp(self) -> MixtureOfExperts:
-        return MixtureOfExperts(self.architecture, self.mesh)
+        return MixtureOfExperts(self.architecture, self.mesh, router=self.router)
 
     def build_layer(self) -> ExpertLayer:
         return ExpertLayer(self.build_norm, self.build_attention(), mlp=self.build_mlp())
 
+    def layer(self, number: int) -> ExpertLayer:
+        if number in self.architecture.expert_layers:
+            return self.build_layer()
+        mlp = GatedMLP(self.architecture, self.mesh)
+        return ExpertLayer(self.build_norm, self.build_attention(), mlp=mlp)
+
+    def _mixtures(self) -> dict[int, MixtureOfExperts]:
+        mlps = {int(number): layer.mlp for number, layer in self.layers.items()}
+        return {n: mlp for n, mlp in mlps.items() if isinstance(mlp, MixtureOfExperts)}
+
     def add_layers(self, numbers: range) -> None:
         super().add_layers(numbers)
-        for number, layer in self.layers.items():
-            mlp: Any = layer.mlp
-            mlp.number = int(number)
+        for number, mlp in self._mixtures().items():
+            mlp.number = number
 
     @property
     def experts(self) -> list[nn.Module]:
@@ -234,8 +242,7 @@ class ExpertDecoder(Decoder):
 
     def watch_routers(self, losses: RouterLosses) -> None:
         """Give `losses` the choices of all routers while the model trains."""
-        for layer in self.layers.values():
-            mlp: Any = layer.mlp
+        for mlp in self._mixtures().values():
             mlp.losses = losses
 
     def through_layers(

@@ -125,6 +125,9 @@ class HFFormat:
     """Whether weights of projections have the shape (inputs, outputs)."""
     ignored: str = "$^"
     """Pattern of names of tensors that hold no weights."""
+    leaves_out_further_layers: bool = False
+    """Whether files may have layers after the last one, which predict further tokens (MTP) and
+    which our model leaves out, as transformers does."""
 
     def name(self, ours: str) -> str:
         """Name of a tensor, by ours; for query, key or value, the name of the fused tensor."""

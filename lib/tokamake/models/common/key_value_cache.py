@@ -143,7 +143,8 @@ class LayerCache:
     def __init__(self, cache: "KeyValueCache") -> None:
         self._cache = cache
         self.tensors: tuple[Tensor, Tensor] | None = None
-        """(R, G, tokens, K) keys and values; None before the first pass."""
+        """(R, G, tokens, K) keys and values; None before the first pass. Layers with latent
+        attention keep latent vectors and the rotated part of keys in their place."""
 
     def extend(
         self, k_BGLK: Tensor, v_BGLK: Tensor, *, window: int | None = None
@@ -152,7 +153,8 @@ class LayerCache:
         if not self._cache.is_kept:
             return k_BGLK, v_BGLK
         shape = k_BGLK.shape[1], k_BGLK.shape[3]
-        tensors = self.with_room(*shape, like=k_BGLK, window=window)
+        width = v_BGLK.shape[3]
+        tensors = self.with_room(*shape, value_width=width, like=k_BGLK, window=window)
         this = self._cache.this_pass
         rows = slice(this.first, this.first + len(this.starts))
         pairs = [*zip(tensors, (k_BGLK, v_BGLK), strict=True)]
@@ -188,7 +190,13 @@ class LayerCache:
         return self._cache.this_pass.in_window(window).mask
 
     def with_room(
-        self, groups: int, width: int, *, like: Tensor, window: int | None = None
+        self,
+        groups: int,
+        width: int,
+        *,
+        like: Tensor,
+        value_width: int | None = None,
+        window: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """The tensors, made twice as long if the tokens of the pass do not fit."""
         most = self._cache.capacity if window is None else min(window, self._cache.capacity)
@@ -197,9 +205,10 @@ class LayerCache:
         if old and span <= length:
             return old
         longer = min(max(span, 2 * length, _FIRST_LENGTH), most)
-        shape = self._cache.num_rows, groups, longer, width
+        shape = self._cache.num_rows, groups, longer
         # Zeros: a weight of 0 would not remove the NaN of memory that nobody has set.
-        keys, values = like.new_zeros(shape), like.new_zeros(shape)
+        keys = like.new_zeros(*shape, width)
+        values = like.new_zeros(*shape, width if value_width is None else value_width)
         for tensor, shorter in zip((keys, values), old or (), strict=False):
             tensor[:, :, : shorter.shape[2]] = shorter
         self.tensors = keys, values

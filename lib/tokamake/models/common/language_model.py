@@ -162,8 +162,12 @@ class LanguageModel(nn.Module):
         """Build a layer; families with another layer replace this."""
         return TransformerLayer(self.build_norm, self.build_attention(), mlp=self.build_mlp())
 
+    def layer(self, number: int) -> nn.Module:  # noqa: ARG002
+        """Build the layer with an index; families whose layers differ replace this."""
+        return self.build_layer()
+
     def add_layers(self, numbers: range) -> None:
-        self.layers = nn.ModuleDict({str(number): self.build_layer() for number in numbers})
+        self.layers = nn.ModuleDict({str(number): self.layer(number) for number in numbers})
         for number, layer in self.layers.items():
             attention: Any = layer.self_attn
             attention.number = int(number)

@@ -179,12 +179,21 @@ class MLP(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """Feed-forward layer with a gate, such as SwiGLU (arXiv 2002.05202)."""
+    """Feed-forward layer with a gate, such as SwiGLU (arXiv 2002.05202).
 
-    def __init__(self, architecture: Architecture, mesh: Mesh = SINGLE_RANK) -> None:
+    `width` is its inner width; None: `intermediate_size`.
+    """
+
+    def __init__(
+        self,
+        architecture: Architecture,
+        mesh: Mesh = SINGLE_RANK,
+        *,
+        width: int | None = None,
+    ) -> None:
         super().__init__()
         self._mesh, self._activation = mesh, ACTIVATIONS[architecture.hidden_act]
-        hidden, inner = architecture.hidden_size, architecture.intermediate_size
+        hidden, inner = architecture.hidden_size, width or architecture.intermediate_size
         bias = architecture.mlp_bias
         self.gate_proj = ColumnParallelLinear(hidden, inner, mesh=mesh, bias=bias)
         self.up_proj = ColumnParallelLinear(hidden, inner, mesh=mesh, bias=bias)

@@ -183,6 +183,13 @@ def _yarn_attention_factor(scaling: RopeScaling) -> float:
     return log + 1
 
 
+def yarn_score_factor(scaling: RopeScaling | None) -> float:
+    """Factor of scores of latent attention, beside that of cosines and sines (DeepSeek-V2)."""
+    if scaling is None or scaling.rope_type != "yarn" or not scaling.mscale_all_dim:
+        return 1.0
+    return (0.1 * scaling.mscale_all_dim * math.log(scaling.factor) + 1) ** 2
+
+
 def _length(scaling: RopeScaling) -> int:
     assert scaling.original_max_position_embeddings is not None
     return scaling.original_max_position_embeddings

@@ -29,15 +29,20 @@ class Routing(NamedTuple):
     logits_BLE: Tensor
     """Scores, fp32."""
     probabilities_BLE: Tensor
-    """Their softmax."""
+    """The scores as shares that add up to 1."""
     is_chosen_BLE: Tensor
     """1 for the experts of a token, else 0, fp32."""
-    is_token_BL: Tensor | None
+    is_likely_BLE: Tensor
+    """1 for its most probable experts, which the balance loss counts: mostly the same."""
+    is_token_BL: Tensor | None = None
     """False where a row is filled up; None: all are tokens."""
 
 
 class LayerRouting(NamedTuple):
     """Measurements of a router, over the global batch."""
+
+    layer: int
+    """Index of its layer."""
 
     balance: float
     """The balance loss without its coefficient."""
@@ -62,18 +67,19 @@ class RouterLosses:
         *,
         balance: float,
         z: float,
-        shape: tuple[int, int],
+        layers: range,
+        num_experts: int,
         mesh: Mesh = SINGLE_RANK,
         device: torch.device,
     ) -> None:
         """Take the coefficients of both losses.
 
         Args:
-            shape: layers of the whole model, and experts of each.
+            layers: indices of the layers with experts in the whole model.
         """
         self._coefficients, self._mesh = (balance, z), mesh
-        num_layers, num_experts = shape
-        self._shape, self._device = (num_layers, _NUM_MEANS + num_experts), device
+        self._layers, self._device = layers, device
+        self._shape = len(layers), _NUM_MEANS + num_experts
         self._measured: dict[int, list[Tensor]] = {}
         self.factor: float | Tensor | None = None
 
@@ -84,12 +90,11 @@ class RouterLosses:
         """
         if self.factor is None:
             return weights
-        logits, probabilities, is_chosen, is_token = routing
+        logits, probabilities, is_chosen, is_likely, is_token = routing
         mask_BL = torch.ones_like(logits[..., 0]) if is_token is None else is_token.float()
-        own_BE = (is_chosen * mask_BL[..., None]).sum(1)
-        counts_BE = own_BE
+        counts_BE = (is_likely * mask_BL[..., None]).sum(1)
         if self._mesh.context.size > 1:
-            counts_BE = all_reduce(own_BE, self._mesh.context)
+            counts_BE = all_reduce(counts_BE, self._mesh.context)
         num_experts = logits.shape[-1]
         num_chosen = weights.shape[-1]
         # A row that is all filled up has no tokens, and sums of 0.
@@ -104,7 +109,8 @@ class RouterLosses:
             entropy_BL = torch.special.entr(probabilities).sum(-1)
             entropy_B = (entropy_BL * mask_BL).sum(1) / tokens_B
             means = torch.stack((balance_B.sum(), z_B.sum(), entropy_B.sum()))
-            measured = torch.cat((means, own_BE.sum(0)))
+            own_E = (is_chosen * mask_BL[..., None]).sum((0, 1))
+            measured = torch.cat((means, own_E))
         added: Tensor = _Added.apply(weights, loss, self, layer, measured)
         return added
 
@@ -134,7 +140,7 @@ class RouterLosses:
         sums = torch.zeros(self._shape, device=self._device)
         if self._mesh.tensor.rank == 0:  # tensor-parallel ranks measure the same
             for layer, measured in self._measured.items():
-                sums[layer] = torch.stack(measured).sum(0)
+                sums[self._layers.index(layer)] = torch.stack(measured).sum(0)
         self.forget()
         return sums.flatten()
 
@@ -146,10 +152,10 @@ class RouterLosses:
     def read(self, values: list[float], num_rows: int) -> tuple[LayerRouting, ...]:
         """Measurements of each layer, by their sums over all ranks and the rows of the step."""
         width, rows = self._shape[1], max(1, num_rows)
-        layers = (values[start : start + width] for start in range(0, len(values), width))
+        of_layers = (values[start : start + width] for start in range(0, len(values), width))
         return tuple(
-            LayerRouting(balance / rows, z / rows, entropy / rows, tuple(counts))
-            for balance, z, entropy, *counts in layers
+            LayerRouting(layer, balance / rows, z / rows, entropy / rows, tuple(counts))
+            for layer, (balance, z, entropy, *counts) in zip(self._layers, of_layers, strict=True)
         )
 
 

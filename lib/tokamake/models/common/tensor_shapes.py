@@ -4,12 +4,14 @@ Tests compare them with the parameters of the family's `Model`, in their order.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from tokamake.config.architecture import Architecture
 
 Shapes = dict[str, tuple[int, ...]]
+ROUTER_BIAS = "e_score_correction_bias"
+"""Bias of a router that balances the experts: no gradient changes it."""
 _MIDDLE, _LAST = ("post_attention_layernorm",), ("post_feedforward_layernorm",)
 _NORMS = {
     "before": (("input_layernorm",), _MIDDLE, ()),
@@ -32,6 +34,8 @@ class LayerForm(NamedTuple):
     """Whether queries, keys and values have biases; None: as `attention_bias` says."""
     of_attention: Callable[[Architecture], Shapes] = _none
     """Further tensors of attention."""
+    attention: Callable[[Architecture], Shapes] | None = None
+    """Tensors of attention of another kind; None: the usual projections."""
 
 
 _USUAL = LayerForm()
@@ -50,16 +54,24 @@ def shapes(
     """Shape of every tensor by its name.
 
     Args:
-        of_mlp: of a layer's MLP, such as experts; None: the projections of a dense one.
+        of_mlp: of a layer's MLP, such as experts; None: the projections of a dense one. The first
+            `first_k_dense_replace` layers have a dense one.
     """
     hidden = architecture.hidden_size
     first, middle, last = (
         _norms(names, hidden, biased=biased_norms) for names in _NORMS[form.norms]
     )
-    layer = first | _attention(architecture, qkv_bias=form.qkv_bias)
-    layer |= form.of_attention(architecture)
-    layer |= middle | (of_mlp(architecture) if of_mlp else _mlp(architecture, gated=gated)) | last
-    tensors = _layers("model", layer, number=architecture.num_hidden_layers)
+    attention = first | (
+        form.attention(architecture)
+        if form.attention
+        else _attention(architecture, qkv_bias=form.qkv_bias)
+    )
+    attention |= form.of_attention(architecture) | middle
+    dense = attention | _mlp(architecture, gated=gated) | last
+    others = attention | of_mlp(architecture) | last if of_mlp else dense
+    num_dense = (architecture.model_extra or {}).get("first_k_dense_replace", 0)
+    num_others = architecture.num_hidden_layers - num_dense
+    tensors = _layers("model", [dense] * num_dense + [others] * num_others)
     tensors |= _embeddings(architecture) | of_embeddings(architecture)
     tensors |= with_bias("model.norm", (hidden,), has_bias=biased_norms)
     if not architecture.tie_word_embeddings:
@@ -97,7 +109,7 @@ def encoder_decoder_shapes(
         ("model.encoder", attention | mlp, architecture.num_hidden_layers),
         ("model.decoder", attention | cross | mlp, architecture.setting("num_decoder_layers")),
     ):
-        tensors |= _layers(stack, layer, number=number)
+        tensors |= _layers(stack, [layer] * number)
         tensors |= {f"{stack}.{name}": shape for name, shape in norm.items()}
     tensors |= _embeddings(architecture) | of_embeddings(architecture)
     if not architecture.tie_word_embeddings:
@@ -116,10 +128,10 @@ def _embeddings(architecture: Architecture) -> Shapes:
     return tensors
 
 
-def _layers(stack: str, layer: Shapes, *, number: int) -> Shapes:
+def _layers(stack: str, layers: Sequence[Shapes]) -> Shapes:
     return {
         f"{stack}.layers.{index}.{name}": shape
-        for index in range(number)
+        for index, layer in enumerate(layers)
         for name, shape in layer.items()
     }
 
@@ -145,16 +157,58 @@ def _mlp(architecture: Architecture, *, gated: bool) -> Shapes:
     return tensors
 
 
-def expert_mlp(architecture: Architecture) -> Shapes:
-    """Shapes of a router and its experts: stacks of matrices, (experts, outputs, inputs)."""
+def head_norms(architecture: Architecture) -> Shapes:
+    """Shapes of the norms of query and key heads."""
+    return {f"self_attn.{each}_norm.weight": (architecture.head_dim,) for each in "qk"}
+
+
+def latent_attention(architecture: Architecture) -> Shapes:
+    """Shapes of latent attention (MLA)."""
+    hidden, has_bias, own = (
+        architecture.hidden_size,
+        architecture.attention_bias,
+        architecture.setting,
+    )
+    query, latent = architecture.query_size, own("kv_lora_rank")
+    tensors: Shapes = {}
+    if rank := own("q_lora_rank"):
+        tensors |= with_bias("self_attn.q_a_proj", (rank, hidden), has_bias=has_bias)
+        tensors["self_attn.q_a_layernorm.weight"] = (rank,)
+        tensors["self_attn.q_b_proj.weight"] = (query, rank)
+    else:
+        tensors["self_attn.q_proj.weight"] = (query, hidden)
+    compressed = latent + own("qk_rope_head_dim"), hidden
+    tensors |= with_bias("self_attn.kv_a_proj_with_mqa", compressed, has_bias=has_bias)
+    tensors["self_attn.kv_a_layernorm.weight"] = (latent,)
+    width = own("qk_nope_head_dim") + own("v_head_dim")
+    tensors["self_attn.kv_b_proj.weight"] = (architecture.num_attention_heads * width, latent)
+    output = hidden, architecture.value_size
+    return tensors | with_bias("self_attn.o_proj", output, has_bias=has_bias)
+
+
+def expert_mlp(architecture: Architecture, *, balanced: bool = False) -> Shapes:
+    """Shapes of a router and its experts: stacks of matrices, (experts, outputs, inputs).
+
+    Args:
+        balanced: whether the router has a bias that balances the experts.
+    """
     hidden, inner = architecture.hidden_size, architecture.expert_size
     number = architecture.setting("num_experts")
-    return {
-        "mlp.gate.weight": (number, hidden),
+    shared = (architecture.model_extra or {}).get("n_shared_experts", 0) * inner
+    tensors: Shapes = {"mlp.gate.weight": (number, hidden)}
+    tensors |= {f"mlp.gate.{ROUTER_BIAS}": (number,)} if balanced else {}
+    tensors |= {
         "mlp.experts.gate_proj.weight": (number, inner, hidden),
         "mlp.experts.up_proj.weight": (number, inner, hidden),
         "mlp.experts.down_proj.weight": (number, hidden, inner),
     }
+    if shared:
+        tensors |= {
+            "mlp.shared_experts.gate_proj.weight": (shared, hidden),
+            "mlp.shared_experts.up_proj.weight": (shared, hidden),
+            "mlp.shared_experts.down_proj.weight": (hidden, shared),
+        }
+    return tensors
 
 
 def with_bias(module: str, shape: tuple[int, ...], *, has_bias: bool) -> Shapes:

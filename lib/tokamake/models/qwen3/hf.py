@@ -2,20 +2,14 @@
 
 from functools import partial
 
-from tokamake.config.architecture import Architecture
 from tokamake.models.common import tensor_shapes
 from tokamake.models.common.hf_format import GATED_KEYS, HFFormat
-
-
-def _head_norms(architecture: Architecture) -> tensor_shapes.Shapes:
-    return {f"self_attn.{each}_norm.weight": (architecture.head_dim,) for each in "qk"}
-
 
 shapes = partial(
     tensor_shapes.shapes,
     gated=True,
     biased_norms=False,
-    form=tensor_shapes.LayerForm(of_attention=_head_norms),
+    form=tensor_shapes.LayerForm(of_attention=tensor_shapes.head_norms),
 )
 
 # Biases and windows exist in transformers' code, but no published Qwen3 has them.

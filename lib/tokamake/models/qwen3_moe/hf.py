@@ -2,20 +2,14 @@
 
 from functools import partial
 
-from tokamake.config.architecture import Architecture
 from tokamake.models.common import tensor_shapes
 from tokamake.models.common.hf_format import EXPERT_NAMES, GATED_KEYS, HFFormat, same_keys
-
-
-def _head_norms(architecture: Architecture) -> tensor_shapes.Shapes:
-    return {f"self_attn.{each}_norm.weight": (architecture.head_dim,) for each in "qk"}
-
 
 shapes = partial(
     tensor_shapes.shapes,
     gated=True,
     biased_norms=False,
-    form=tensor_shapes.LayerForm(of_attention=_head_norms),
+    form=tensor_shapes.LayerForm(of_attention=tensor_shapes.head_norms),
     of_mlp=tensor_shapes.expert_mlp,
 )
 
@@ -64,8 +58,5 @@ HUGGING_FACE = (
 
 REFUSED = {
     "qwen3_next": "some of its layers have linear attention",
-    "glm4_moe": "its routers choose experts by sigmoids and a bias, and its first layer has none",
-    "deepseek_v2": "its attention is latent, and it adds an MLP that all tokens share",
-    "deepseek_v3": "its attention is latent, and routers choose experts by sigmoids and a bias",
     "gpt_oss": "its attention has sinks and windows, and its experts have biases",
 }

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tokamake.checkpoint.native import training_state
-from tokamake.checkpoint.native.flat_chunks import FlatChunks
+from tokamake.checkpoint.native.flat_chunks import FlatChunks, single_chunk
 from tokamake.config.resolved_run import Run
 from tokamake.optim._groups import set_rates
 from tokamake.parallel import collectives, sharding, tied_embeddings
@@ -74,6 +74,8 @@ class Engine(EngineBase):
     def _weights(self) -> Iterator[tuple[ParameterChunk, FlatChunks]]:
         for fragment in self._fragments:
             yield fragment.chunk, fragment.place(fragment.flat)
+        for chunk in self.stages.buffers:
+            yield chunk, single_chunk(chunk.local, chunk.shape, place=chunk.place)
 
     def _mark_parameters(self) -> None:
         """Mark parameters for DeepSpeed's norm, and set hooks that sum partial gradients."""
@@ -111,12 +113,15 @@ class Engine(EngineBase):
             own_loss, squares = self._own_sums
             self._own_sums = own_loss, torch.full_like(squares, norm)
         overflowed = math.isfinite(loss) and self._loss_scale.overflowed(norm)
+        updated = math.isfinite(loss) and math.isfinite(norm)
+        if updated:
+            self.stages.balance_routers(measured.routers)
         return measured._replace(
             grad_norm=norm,
             skipped=overflowed,
             # DeepSpeed knows the norm only after the update.
             bad=None if overflowed else find_fault(loss, norm),
-            updated=math.isfinite(loss) and math.isfinite(norm),
+            updated=updated,
         )
 
     def _gradients(self, batches: Sequence[MicroBatch]) -> GradientSums:
@@ -212,7 +217,7 @@ class Engine(EngineBase):
         """Begin to write a checkpoint; see `native.Engine.save`."""
         self._set_mode("eval")
         counted = [fragment for fragment in self._fragments if fragment.chunk.counts]
-        tensors = partitions.tensors_of(counted, self.optimizer.state)
+        tensors = partitions.tensors_of(counted, self.optimizer.state) | self._buffers()
         return self._write(folder, progress, tensors=tensors)
 
     def load(self, folder: Path) -> None:
@@ -226,7 +231,12 @@ class Engine(EngineBase):
     def _room(self, folder: Path, *, copies: bool) -> training_state.Tensors:
         fragments = self._parameters(copies=copies)
         partitions.make_state(folder, fragments, optimizer=self.optimizer, kinds=self._state_kinds)
-        return partitions.tensors_of(fragments, self.optimizer.state)
+        tensors = partitions.tensors_of(fragments, self.optimizer.state)
+        return tensors if copies else tensors | self._buffers()
+
+    def _buffers(self) -> training_state.Tensors:
+        """Tensors beside the parameters, by their keys in checkpoints."""
+        return {f"model.{chunk.saved_name}": chunk.local for chunk in self.stages.buffers}
 
     def _take(self, folder: Path, loaded: training_state.Tensors, *, copies: bool) -> None:
         fragments = self._parameters(copies=copies)

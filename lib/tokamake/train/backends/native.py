@@ -48,7 +48,7 @@ class Engine(EngineBase):
             load_initial_weights([*self._weights()], run, ranks=ranks)
 
     def _weights(self) -> Iterator[tuple[ParameterChunk, FlatChunks]]:
-        for chunk in self._chunks:
+        for chunk in (*self._chunks, *self.stages.buffers):
             yield chunk, single_chunk(chunk.local.detach(), chunk.shape, place=chunk.place)
 
     # ---- Steps ----
@@ -88,6 +88,7 @@ class Engine(EngineBase):
             factor = clip_coefficient(norm, self._run.train.gradient_clipping) / measured.loss_scale
             sharding.scale(self._chunks, factor)
             self.optimizer.step()
+            self.stages.balance_routers(measured.routers)
         self._drop_gradients()
         return measured._replace(skipped=overflowed, bad=bad, updated=updates)
 
@@ -187,7 +188,7 @@ class Engine(EngineBase):
             progress: step, samples and tokens, stored with it.
         """
         self._set_mode("eval")
-        tensors = self._tensors(self._parameters(copies=False))
+        tensors = self._tensors([*self._parameters(copies=False), *self.stages.buffers])
         return self._write(folder, progress, tensors=tensors)
 
     def _tensors(self, chunks: list[ParameterChunk]) -> training_state.Tensors:
@@ -212,7 +213,7 @@ class Engine(EngineBase):
         training_state.make_state(
             folder, parameters, optimizer=self.optimizer, kinds=self._state_kinds
         )
-        return self._tensors(parameters)
+        return self._tensors(parameters if copies else [*parameters, *self.stages.buffers])
 
     def _take(self, folder: Path, loaded: training_state.Tensors, *, copies: bool) -> None:  # noqa: ARG002
         """Pack states again, if the optimizer does so: a checkpoint has them unpacked."""

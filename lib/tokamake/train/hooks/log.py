@@ -281,7 +281,7 @@ def _routers(layers: Sequence[LayerRouting]) -> Record:
     if not layers:
         return {}
     loads = [max(each.counts) * len(each.counts) / max(1, sum(each.counts)) for each in layers]
-    names = [f"layers.{number}" for number in range(len(layers))]
+    names = [f"layers.{each.layer}" for each in layers]
     of_layers = zip(names, layers, loads, strict=True)
     return {
         "balance_loss": fmean(each.balance for each in layers),

@@ -1,0 +1,1 @@
+"""The family `deepseek_v2`."""

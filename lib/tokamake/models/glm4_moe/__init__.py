@@ -1,0 +1,1 @@
+"""The family `glm4_moe`."""
