@@ -6,9 +6,10 @@ partial where tensor-parallel ranks replicate a parameter: `add_up_partial` sums
 `tied_embeddings` sums the gradients of an embedding that two pipeline stages share.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeGuard
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,7 @@ from tokamake.runtime.torch_internals import (
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor, Shard
 
 
 @dataclass
@@ -88,14 +89,35 @@ def shard(
 
     of_experts = [(each, mesh.expert_shards) for each in experts]
     for block, shards in (*of_experts, *((each, mesh.shards) for each in (*blocks, module))):
+        assert shards is not None
         fully_shard(
-            block, mesh=shards, mp_policy=policy, reshard_after_forward=reshard_after_forward
+            block,
+            mesh=shards,
+            mp_policy=policy,
+            reshard_after_forward=reshard_after_forward,
+            shard_placement_fn=partial(_shard_placement, num_shards=shards.size(-1)),
         )
         assert isinstance(block, FSDPModule)
         # Losses are sums over tokens, so gradients are summed. Some back ends have no average.
         # An expert has the tokens of all ranks that divide experts: the same sum, over fewer ranks.
         block.set_gradient_divide_factor(1.0)
         block.set_force_sum_reduction_for_comms(True)
+
+
+def sharded_dim(shape: Sequence[int], num_shards: int) -> int:
+    """Dimension of a parameter that FSDP2 divides: the first one.
+
+    Ranks may be more than the matrices of a stack. Then they divide rows or columns, if they can:
+    else some ranks would have whole matrices, and others nothing.
+    """
+    even = [dim for dim, size in enumerate(shape) if size % num_shards == 0]
+    return even[0] if even and len(shape) > 2 else 0
+
+
+def _shard_placement(parameter: Tensor, *, num_shards: int) -> "Shard":
+    from torch.distributed.tensor import Shard
+
+    return Shard(sharded_dim(parameter.shape, num_shards))
 
 
 def shape_parameters(module: nn.Module, device: torch.device) -> None:
@@ -117,13 +139,19 @@ def _is_dtensor(tensor: Tensor | None) -> "TypeGuard[DTensor]":
     return hasattr(tensor, "to_local")
 
 
-def _rows_of(parameter: Tensor) -> slice:
-    """Rows of this rank's FSDP2 shard, within this rank's tensor-parallel part."""
+def shard_placement(parameter: Tensor) -> "Shard | None":
+    """How FSDP2 shards a parameter of a rank; None: it does not."""
     if not _is_dtensor(parameter):
-        return slice(None)
+        return None
+    placement: Any = parameter.placements[-1]  # with replicas (HSDP), the first one is of these
+    return cast("Shard", placement)
+
+
+def _rows_of(parameter: "DTensor", dim: int) -> slice:
+    """Rows along `dim` of this rank's FSDP2 shard, within this rank's tensor-parallel part."""
     mesh = parameter.device_mesh
-    dim = mesh.ndim - 1
-    rows = part(parameter.shape[0], Axis(mesh.get_local_rank(dim), mesh.size(dim)))
+    last = mesh.ndim - 1
+    rows = part(parameter.shape[dim], Axis(mesh.get_local_rank(last), mesh.size(last)))
     return slice(rows.start, rows.stop)
 
 
@@ -193,8 +221,9 @@ def _place(
     for axis, dim in (*splits, *placement.axes):
         rows = part(len(ranges[dim]), mesh.axis(axis))
         ranges[dim] = ranges[dim][rows.start : rows.stop]
-    # FSDP2 divides the first dimension of a rank's tensor-parallel part.
-    ranges[0] = ranges[0][_rows_of(parameter)]
+    if _is_dtensor(parameter) and (sharded := shard_placement(parameter)):
+        # FSDP2 divides a rank's tensor-parallel part.
+        ranges[sharded.dim] = ranges[sharded.dim][_rows_of(parameter, sharded.dim)]
     return tuple(slice(rows.start, rows.stop) for rows in ranges)
 
 

@@ -85,6 +85,25 @@ def test_a_training_moves_between_numbers_of_ranks_that_divide_experts(tmp_path:
     assert len(saved) == 3 * len(plain[-1].weights)
 
 
+@pytest.mark.ranks
+def test_ranks_that_do_not_divide_the_number_of_experts_have_equal_parts() -> None:
+    shape = {"architecture.num_experts": 3, "data_parallel_size": 2, "zero_stage": 1}
+    of_ranks = spawn(stack_sizes, 2, Composition("mixtral", "causal", shape, 3).run())
+    assert of_ranks[0] == of_ranks[1]
+    assert len(of_ranks[0]) == 6
+    for own, whole_size in of_ranks[0].values():
+        assert own == whole_size / 2
+
+
+def stack_sizes(run: Run) -> dict[str, tuple[int, int]]:
+    """Elements of each stack of experts on this rank, and of the whole stack."""
+    return {
+        chunk.name: (chunk.local.numel(), chunk.shape.numel())
+        for chunk in build(run)._chunks
+        if len(chunk.shape) == 3
+    }
+
+
 def grid() -> list[Composition]:
     """Ranks that divide experts, with each other kind of parallelism and each ZeRO stage."""
     found = []

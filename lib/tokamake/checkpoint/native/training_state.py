@@ -25,7 +25,7 @@ from tokamake.checkpoint.native.folder import DESCRIPTION, VERSION, read_descrip
 from tokamake.checkpoint.torch_files import dcp_metadata
 from tokamake.errors import UserError
 from tokamake.parallel.mesh import Mesh
-from tokamake.parallel.sharding import ParameterChunk
+from tokamake.parallel.sharding import ParameterChunk, shard_placement
 from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.torch_internals import mesh_without_groups
 
@@ -45,14 +45,13 @@ class StateLayout:
         if self._mesh.copy_grid([name for name, _ in axes]).numel() == 1:
             return local
         tensor_placement: Placement = Replicate() if dim is None else Shard(dim)
-        is_sharded = isinstance(chunk.parameter, DTensor)
-        shard_placement: Placement = Shard(0) if is_sharded else Replicate()
+        of_shards: Placement = shard_placement(chunk.parameter) or Replicate()
         of_axes = (Shard(dim) for _, dim in axes)
         stride = torch.empty(chunk.shape, device="meta").stride()
         return DTensor.from_local(
             local.detach(),
             self._device_mesh(tuple(name for name, _ in axes)),
-            [tensor_placement, *of_axes, shard_placement],
+            [tensor_placement, *of_axes, of_shards],
             run_check=False,
             shape=chunk.shape,
             stride=stride,
