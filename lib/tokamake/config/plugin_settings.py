@@ -119,6 +119,10 @@ def _default(value: Any) -> Any:
     return value[0] if isinstance(value, tuple) else value
 
 
+class OwnSettings(Settings, use_attribute_docstrings=False):
+    """Base of the settings of one plug-in: pydantic would search all modules for their source."""
+
+
 @cache  # a model takes milliseconds to create
 def _own_settings(section: type[PlugInSettings], name: str) -> type[Settings]:
     fields: dict[str, Any] = {}
@@ -128,4 +132,4 @@ def _own_settings(section: type[PlugInSettings], name: str) -> type[Settings]:
         options = dict(value) if isinstance(value, Mapping) else {"default": _default(value)}
         kind = Literal[value] if isinstance(value, tuple) else type(options["default"])
         fields[key] = kind, Field(**options)
-    return create_model(name, __base__=Settings, **fields)
+    return create_model(name, __base__=OwnSettings, **fields)
