@@ -31,11 +31,13 @@ def start(
 
 
 def _main() -> None:
+    import smart_open  # noqa: F401
     import snakemake.cli
     import snakemake.report
 
     import tokamake.workflow.startup  # noqa: F401
 
+    snakemake.cli.get_argument_parser()  # searches all folders of packages for plug-ins
     gc.freeze()
     path = Path(sys.argv[1])
     if request := Server(path).serve():
