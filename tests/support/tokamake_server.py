@@ -28,6 +28,7 @@ def _main() -> None:
 
 def import_all() -> None:
     """Import tokamake and what it imports when it runs; ranks would take a second for that."""
+    import bokeh.plotting  # noqa: F401
     import cyclopts  # noqa: F401
     import pytest  # noqa: F401
     import torch._dynamo
