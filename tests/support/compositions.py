@@ -165,7 +165,7 @@ LATENT: Axes = {
 }
 SHARED_EXPERTS: Axes = {
     "moe_intermediate_size": (8,),
-    "num_experts": (6,),
+    "num_experts": (6, 4),
     "num_experts_per_tok": (2,),
     "n_shared_experts": (2,),
     "first_k_dense_replace": (1, 0),
