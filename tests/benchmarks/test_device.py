@@ -10,19 +10,8 @@ from typing import Any
 import pytest
 
 from benchmarks import device
-from benchmarks.device import (
-    CASES,
-    LARGE,
-    TINY,
-    Bench,
-    Failure,
-    LeftOut,
-    check_memory,
-    outcome,
-    resumed,
-    table,
-    two_processes,
-)
+from benchmarks.device import CASES, check_memory, outcome, resumed, table, two_processes
+from benchmarks.device_bench import LARGE, TINY, Bench, Failure, LeftOut
 from tests.support.paths import ROOT
 
 H200 = {"kind": "cuda", "name": "NVIDIA H200", "count": 1, "memory_bytes": 141e9, "torch": "torch"}

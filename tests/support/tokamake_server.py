@@ -6,9 +6,11 @@ import os
 import pkgutil
 import runpy
 import sys
+import weakref
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import patch
 
 import tokamake
 from tests.support.fork_server import Server, end_after
@@ -18,6 +20,8 @@ def _main() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"  # as commands with a model set it
     os.environ["OMP_NUM_THREADS"] = "1"
     import_all()
+    for finalizer in weakref.finalize._registry:  # torch's take longer than the rest of a fork
+        finalizer.atexit = False
     gc.collect()
     gc.freeze()
     if request := Server(Path(sys.argv[1])).serve():
@@ -33,7 +37,7 @@ def import_all() -> None:
     import pytest  # noqa: F401
     import torch._dynamo
     import torch._inductor.compile_fx
-    import torch.utils.tensorboard  # noqa: F401
+    import torch.utils.tensorboard
 
     from tokamake.train.checkpoints import summary
 
@@ -42,6 +46,9 @@ def import_all() -> None:
             with suppress(ImportError):  # of a package that is not installed
                 importlib.import_module(module.name)
     summary.environment({})  # it remembers the versions of all packages
+    if not torch.cuda.is_available():  # else DeepSpeed must choose the device of each process
+        with patch.dict(os.environ, DS_ACCELERATOR="cpu"):
+            import deepspeed  # noqa: F401
 
 
 def set_num_threads() -> None:
