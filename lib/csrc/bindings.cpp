@@ -200,33 +200,6 @@ py::array build_blocks_mapping(const Int64Array& documents, const Int32Array& le
   });
 }
 
-bool holds_marked(PyObject* text, const uint8_t* table) {
-  const int64_t size = PyUnicode_GET_LENGTH(text);
-  switch (PyUnicode_KIND(text)) {
-    case PyUnicode_2BYTE_KIND:
-      return tokamake::holds_marked(PyUnicode_2BYTE_DATA(text), size, table);
-    case PyUnicode_4BYTE_KIND:
-      return tokamake::holds_marked(PyUnicode_4BYTE_DATA(text), size, table);
-    default:  // 1 byte: code points below 256, which are never marked
-      return false;
-  }
-}
-
-py::array find_marked(const py::list& texts, const UInt8Array& table) {
-  if (table.ndim() != 1 || table.size() != 0x110000)
-    throw std::invalid_argument("the table has an entry for each of 0x110000 code points");
-  const uint8_t* marks = table.data();
-  if (std::any_of(marks, marks + 256, [](uint8_t mark) { return mark != 0; }))
-    throw std::invalid_argument("code points below 256 cannot be marked");
-  std::vector<int64_t> numbers;
-  for (int64_t i = 0; i < static_cast<int64_t>(texts.size()); ++i) {
-    PyObject* text = PyList_GET_ITEM(texts.ptr(), i);
-    if (!PyUnicode_Check(text)) throw py::type_error("texts are strings");
-    if (holds_marked(text, marks)) numbers.push_back(i);
-  }
-  return py::array_t<int64_t>(static_cast<int64_t>(numbers.size()), numbers.data());
-}
-
 template <typename T>
 py::array packed_tokens(const UInt32Array& ids, const Int64Array& lengths, int64_t bos,
                         int64_t eod) {
@@ -337,7 +310,6 @@ PYBIND11_MODULE(_csrc, module) {
              py::arg("lengths").noconvert(), py::arg("title_lengths").noconvert(), py::kw_only(),
              py::arg("num_epochs"), py::arg("max_num_samples"), py::arg("max_seq_length"),
              py::arg("seed"), py::arg("use_one_sent_blocks"));
-  module.def("find_marked", &find_marked, py::arg("texts"), py::arg("table").noconvert());
   module.def("pack", &pack, py::arg("ids").noconvert(), py::arg("lengths").noconvert(),
              py::kw_only(), py::arg("bos"), py::arg("eod"), py::arg("dtype"));
   py::class_<tokamake::Words>(module, "Words",

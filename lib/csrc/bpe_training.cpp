@@ -15,7 +15,16 @@ constexpr size_t kFirstSlots = 1 << 12;
 WordCounts::WordCounts(PreTokenizer words) : words_(std::move(words)), slots_(kFirstSlots) {}
 
 void WordCounts::add(std::string_view text) {
-  words_.split(text, [this](std::string_view word) { add_word(word); });
+  WordBatch batch;
+  const auto count = [&] {
+    for (size_t i = 0; i < batch.size; ++i) {
+      const auto [begin, end] = batch.words[i];
+      add_word({begin, static_cast<size_t>(end - begin)});
+    }
+    batch.size = 0;
+  };
+  words_.split(text, batch, count);
+  count();
 }
 
 void WordCounts::add_word(std::string_view word) {

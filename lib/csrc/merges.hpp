@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "text.hpp"
+#include "word_cache.hpp"
 
 namespace tokamake {
 
@@ -17,11 +18,14 @@ class Merges {
     uint32_t left, right, merged;
   };
 
-  // `bytes` has the tokens of single bytes. `merges` is in order of rank.
-  Merges(const std::array<uint32_t, 256>& bytes, const std::vector<Merge>& merges);
+  // `bytes` has the tokens of single bytes. `merges` is in order of rank; with `shares_ranks`,
+  // adjacent merges to the same token have the same rank. If `characters` has tokens of characters,
+  // bytes are used for other characters only, and a space counts as U+2581.
+  Merges(const std::array<uint32_t, 256>& bytes, const std::vector<Merge>& merges,
+         WordTable characters, bool shares_ranks);
 
   // Repeatedly replaces the pair of lowest rank, the leftmost if there are several, by its merged
-  // token, until no two neighbors can merge. Appends the tokens of the word to `ids`.
+  // token, until no two neighbors can merge. Replaces `ids` by the tokens of the word.
   void encode(std::string_view word, std::vector<uint32_t>& ids) const;
 
  private:
@@ -42,19 +46,18 @@ class Merges {
     pair *= kHashFactor;
     return pair ^ pair >> 32;
   }
-  uint32_t rank_of_bytes(char left, char right) const {
-    return byte_ranks_[size_t{static_cast<uint8_t>(left)} << 8 | static_cast<uint8_t>(right)];
-  }
-  void encode_short(std::string_view word, std::vector<uint32_t>& ids) const;
-  void encode_long(std::string_view word, std::vector<uint32_t>& ids) const;
+  void append_characters(std::string_view word, std::vector<uint32_t>& ids) const;
+  // Merges the tokens of `ids`.
+  void merge_few(std::vector<uint32_t>& ids) const;
+  void merge_many(std::vector<uint32_t>& ids) const;
 
   std::array<uint32_t, 256> bytes_;
   std::vector<uint32_t> merged_;  // by rank
   // Filter by hash, with 8 bits for each slot of slots_: answers most look-ups of pairs that cannot
   // merge, and fits the cache better than slots_.
   std::vector<bool> may_merge_;
-  std::vector<uint64_t> slots_;       // hash table with open addressing: pair and rank + 1, or 0
-  std::vector<uint32_t> byte_ranks_;  // rank of each pair of bytes: half of all look-ups
+  std::vector<uint64_t> slots_;  // hash table with open addressing: pair and rank + 1, or 0
+  WordTable characters_;
 };
 
 }  // namespace tokamake

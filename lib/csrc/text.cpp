@@ -6,8 +6,6 @@ namespace tokamake {
 
 namespace {
 
-constexpr int64_t kBlock = 64;  // long for a loop without branches, short to stop early
-
 void check_fits(uint64_t token, uint64_t highest) {
   if (token > highest)
     throw std::out_of_range("token " + std::to_string(token) + " is beyond " +
@@ -43,19 +41,6 @@ std::string_view strip(std::string_view text) {
   return text;
 }
 
-template <typename Unit>
-bool holds_marked(const Unit* text, int64_t size, const uint8_t* table) {
-  int64_t i = 0;
-  for (; i + kBlock <= size; i += kBlock) {
-    unsigned marked = 0;
-    for (int64_t j = 0; j < kBlock; ++j) marked |= table[text[i + j]];
-    if (marked) return true;
-  }
-  for (; i < size; ++i)
-    if (table[text[i]]) return true;
-  return false;
-}
-
 template <typename T>
 void pack_tokens(const uint32_t* ids, int64_t size, const int64_t* lengths, int64_t documents,
                  int64_t bos, int64_t eod, T* packed, int64_t packed_size) {
@@ -80,8 +65,6 @@ void pack_tokens(const uint32_t* ids, int64_t size, const int64_t* lengths, int6
     throw std::invalid_argument("lengths do not add up to the tokens");
 }
 
-template bool holds_marked<uint16_t>(const uint16_t*, int64_t, const uint8_t*);
-template bool holds_marked<uint32_t>(const uint32_t*, int64_t, const uint8_t*);
 template void pack_tokens<uint16_t>(const uint32_t*, int64_t, const int64_t*, int64_t, int64_t,
                                     int64_t, uint16_t*, int64_t);
 template void pack_tokens<int32_t>(const uint32_t*, int64_t, const int64_t*, int64_t, int64_t,

@@ -1,4 +1,4 @@
-// Bytes, hashes and code points of texts; search for marked code points, and packing of tokens.
+// Bytes, hashes and code points of texts, and packing of tokens.
 #pragma once
 
 #include <cstddef>
@@ -63,11 +63,6 @@ inline bool is_space(uint32_t c) {
 
 // Removes whitespace at both ends of valid UTF-8, as Python's str.strip does.
 std::string_view strip(std::string_view text);
-
-// Returns whether a string with code points of 2 or 4 bytes holds a marked one. `table` has a byte
-// for each code point from 0 to 0x10FFFF.
-template <typename Unit>
-bool holds_marked(const Unit* text, int64_t size, const uint8_t* table);
 
 // Copies the tokens of all documents, with `bos` before and `eod` after each document that is not
 // empty; a negative `bos` or `eod` is left out. `packed` has room for `packed_size` tokens. The

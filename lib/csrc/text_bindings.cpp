@@ -7,12 +7,11 @@
 #include <string>
 #include <string_view>
 #include <tuple>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "bindings.hpp"
-#include "byte_level.hpp"
+#include "byte_pairs.hpp"
 #include "json_lines.hpp"
 
 namespace py = pybind11;
@@ -48,7 +47,16 @@ py::object json_texts(const py::buffer& lines, const std::string& key) {
   return py::make_tuple(cut(utf8, size), array_of(ends), array_of(line_ends));
 }
 
-tokamake::Merges merges_of(const UInt32Array& bytes, const UInt32Array& merges) {
+using Ids = std::vector<std::pair<py::bytes, uint32_t>>;
+
+tokamake::WordTable table_of(const Ids& words) {
+  tokamake::WordTable table(words.size());
+  for (const auto& [word, id] : words) table.add(std::string(word), {id});
+  return table;
+}
+
+tokamake::Merges merges_of(const UInt32Array& bytes, const UInt32Array& merges,
+                           const Ids& characters, bool shares_ranks) {
   if (bytes.ndim() != 1 || bytes.size() != 256)
     throw std::invalid_argument("bytes must have a token for each of 256 bytes");
   if (merges.ndim() != 2 || merges.shape(1) != 3)
@@ -59,11 +67,11 @@ tokamake::Merges merges_of(const UInt32Array& bytes, const UInt32Array& merges) 
   const uint32_t* row = merges.data();
   for (py::ssize_t i = 0; i < merges.shape(0); ++i, row += 3)
     pairs.push_back({row[0], row[1], row[2]});
-  return tokamake::Merges(singles, pairs);
+  return tokamake::Merges(singles, pairs, table_of(characters), shares_ranks);
 }
 
 using UInt16Array = py::array_t<uint16_t, py::array::c_style>;
-using Ids = std::vector<std::pair<std::string, uint32_t>>;
+using Texts = std::vector<std::pair<std::string, uint32_t>>;
 using Split = std::tuple<UInt8Array, UInt16Array, bool, bool>;
 
 std::vector<uint8_t> bytes_of(const UInt8Array& array) {
@@ -71,9 +79,7 @@ std::vector<uint8_t> bytes_of(const UInt8Array& array) {
 }
 
 tokamake::PreTokenizer pre_tokenizer_of(const std::vector<Split>& splits,
-                                        const UInt8Array& gpt2_classes) {
-  if (gpt2_classes.size() > 0)
-    return tokamake::PreTokenizer(tokamake::Gpt2Words(bytes_of(gpt2_classes)));
+                                        const UInt8Array& joints) {
   std::vector<tokamake::Splitter> splitters;
   for (const auto& [classes, transitions, keeps_matches, keeps_gaps] : splits) {
     if (transitions.ndim() != 2 || transitions.shape(1) < 2)
@@ -83,30 +89,36 @@ tokamake::PreTokenizer pre_tokenizer_of(const std::vector<Split>& splits,
         std::vector<uint16_t>(transitions.data(), transitions.data() + transitions.size()),
         static_cast<size_t>(transitions.shape(1)) - 1, keeps_matches, keeps_gaps);
   }
-  return tokamake::PreTokenizer(std::move(splitters));
+  return tokamake::PreTokenizer(std::move(splitters), bytes_of(joints));
 }
 
-tokamake::AddedTexts added_of(const Ids& ids) {
+tokamake::AddedTexts added_of(const Texts& ids) {
   std::vector<tokamake::AddedTexts::Added> texts;
   for (const auto& [text, id] : ids) texts.push_back({text, id});
-  return tokamake::AddedTexts(std::move(texts));
+  return tokamake::AddedTexts(texts);
 }
 
-std::unique_ptr<tokamake::ByteLevel> make(const std::vector<Split>& splits,
-                                          const UInt32Array& bytes, const UInt32Array& merges,
-                                          const std::vector<std::pair<py::bytes, uint32_t>>& whole,
-                                          const Ids& added, const Ids& later,
-                                          const UInt8Array& marks, const UInt8Array& gpt2_classes,
-                                          bool add_prefix_space) {
-  std::unordered_map<std::string, uint32_t> words;
-  for (const auto& [word, id] : whole) words.emplace(std::string(word), id);
-  return std::make_unique<tokamake::ByteLevel>(
-      pre_tokenizer_of(splits, gpt2_classes), merges_of(bytes, merges), std::move(words),
-      added_of(added), added_of(later), tokamake::Normalizer(bytes_of(marks)), add_prefix_space);
+tokamake::Prefix prefix_of(const std::string& name) {
+  const std::array<const char*, 5> names = {"", "unless space", "always", "unless mark",
+                                            "first unless mark"};
+  const auto* const found = std::find(names.begin(), names.end(), name);
+  if (found == names.end()) throw std::invalid_argument("unknown prefix");
+  return static_cast<tokamake::Prefix>(found - names.begin());
+}
+
+std::unique_ptr<tokamake::BytePairs> make(const UInt32Array& bytes, const UInt32Array& merges,
+                                          const std::vector<Split>& splits, const Ids& characters,
+                                          const UInt8Array& joints, bool shares_ranks,
+                                          const Ids& whole, const Texts& added, const Texts& later,
+                                          const UInt8Array& marks, const std::string& prefix) {
+  return std::make_unique<tokamake::BytePairs>(
+      pre_tokenizer_of(splits, joints), merges_of(bytes, merges, characters, shares_ranks),
+      table_of(whole), added_of(added), added_of(later), tokamake::Normalizer(bytes_of(marks)),
+      prefix_of(prefix));
 }
 
 // Encodes texts. Normalizes unknown clusters by `normalize`, and encodes the texts again.
-py::tuple encode_views(tokamake::ByteLevel& tokenizer, const std::vector<std::string_view>& views,
+py::tuple encode_views(tokamake::BytePairs& tokenizer, const std::vector<std::string_view>& views,
                        const py::function& normalize) {
   Int64Array lengths(static_cast<py::ssize_t>(views.size()));
   UInt32Array ids(static_cast<py::ssize_t>(tokenizer.room_for(views)));
@@ -127,12 +139,12 @@ py::tuple encode_views(tokamake::ByteLevel& tokenizer, const std::vector<std::st
   }
 }
 
-py::tuple encode(tokamake::ByteLevel& tokenizer, const py::list& texts,
+py::tuple encode(tokamake::BytePairs& tokenizer, const py::list& texts,
                  const py::function& normalize) {
   return encode_views(tokenizer, views_of(texts), normalize);
 }
 
-py::tuple encode_utf8(tokamake::ByteLevel& tokenizer, const UInt8Array& utf8,
+py::tuple encode_utf8(tokamake::BytePairs& tokenizer, const UInt8Array& utf8,
                       const Int64Array& ends, const py::function& normalize) {
   const auto* const text = reinterpret_cast<const char*>(utf8.data());
   std::vector<std::string_view> views;
@@ -151,11 +163,13 @@ py::tuple encode_utf8(tokamake::ByteLevel& tokenizer, const UInt8Array& utf8,
 
 void bind_texts(py::module_& module) {
   module.def("json_texts", &json_texts, py::arg("lines"), py::arg("key"));
-  py::class_<tokamake::ByteLevel>(module, "ByteLevel", "Byte-level BPE.")
-      .def(py::init(&make), py::arg("splits"), py::arg("bytes").noconvert(),
-           py::arg("merges").noconvert(), py::kw_only(), py::arg("whole"), py::arg("added"),
-           py::arg("later"), py::arg("marks").noconvert(), py::arg("gpt2_classes").noconvert(),
-           py::arg("add_prefix_space"))
+  py::class_<tokamake::BytePairs>(module, "BytePairs", "Byte pair encoding.")
+      .def(py::init(&make), py::arg("bytes").noconvert(), py::arg("merges").noconvert(),
+           py::kw_only(), py::arg("splits") = py::list(), py::arg("characters") = py::list(),
+           py::arg("joints").noconvert() = UInt8Array(0), py::arg("shares_ranks") = false,
+           py::arg("whole") = py::list(), py::arg("added") = py::list(),
+           py::arg("later") = py::list(), py::arg("marks").noconvert() = UInt8Array(0),
+           py::arg("prefix") = "")
       .def("encode", &encode, py::arg("texts"), py::arg("normalize"))
       .def("encode_utf8", &encode_utf8, py::arg("utf8").noconvert(), py::arg("ends").noconvert(),
            py::arg("normalize"));

@@ -326,12 +326,6 @@ class SpanSampler:
             (samples, 2) tokens of the decoder, and spans.
         """
 
-def find_marked(texts: list[str], table: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Numbers of the texts that hold a marked code point, ascending.
-
-    `table` (0x110000,) has 1 for each marked code point, which is 256 or above.
-    """
-
 def pack(
     ids: npt.NDArray[np.uint32],
     lengths: npt.NDArray[np.int64],
@@ -427,37 +421,44 @@ class WordCounts:
             (merges, 3) left, right and merged token, in order; fewer if all pairs are merged.
         """
 
-class ByteLevel:
-    """Byte-level BPE."""
+class BytePairs:
+    """Byte pair encoding of bytes, or of characters."""
 
     def __init__(
         self,
-        splits: list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint16], bool, bool]],
         bytes: npt.NDArray[np.uint32],
         merges: npt.NDArray[np.uint32],
         *,
-        whole: list[tuple[bytes, int]],
-        added: list[tuple[str, int]],
-        later: list[tuple[str, int]],
-        marks: npt.NDArray[np.uint8],
-        gpt2_classes: npt.NDArray[np.uint8],
-        add_prefix_space: bool,
+        splits: list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint16], bool, bool]] = ...,
+        characters: list[tuple[bytes, int]] = ...,
+        joints: npt.NDArray[np.uint8] = ...,
+        shares_ranks: bool = False,
+        whole: list[tuple[bytes, int]] = ...,
+        added: list[tuple[str, int]] = ...,
+        later: list[tuple[str, int]] = ...,
+        marks: npt.NDArray[np.uint8] = ...,
+        prefix: str = "",
     ) -> None:
         """Start with an empty cache of words.
 
         Args:
+            bytes: (256,) tokens of single bytes.
+            merges: (merges, 3) left, right and merged token, in order of rank.
             splits: an expression each, as an `Automaton` of `data.tokenizers._patterns`, and
                 whether its matches and the text between them are words. Classes are of code
                 points, or of 256 bytes. Each split gets the words of the one before.
-            bytes: (256,) tokens of single bytes.
-            merges: (merges, 3) left, right and merged token, in order of rank.
+            characters: tokens of characters, in UTF-8; `bytes` are for all others. Spaces count as
+                U+2581. Empty: all text is bytes.
+            joints: (65536,) whether a word can go on from a byte to the next one, in place of
+                `splits`.
+            shares_ranks: adjacent merges to the same token have the same rank.
             whole: words that have a token, whatever the merges.
             added: added texts and their tokens; they are found before the text is normalized.
             later: further ones that are found in normalized text.
             marks: (0x110000,) characters that are normalized, with the one before; may be empty.
-            gpt2_classes: (0x110000,) class of each code point if the splits are GPT-2's expression
-                alone: 1 letter, 2 digit, 3 white space, 0 other; else empty. Faster than `splits`.
-            add_prefix_space: start text between added tokens with a space.
+            prefix: when a space begins the text between added tokens: "" (never), "always",
+                "unless space" or "unless mark" (a space or U+2581) begins it already, or "first
+                unless mark", for text that begins a document.
         """
 
     def encode(

@@ -119,7 +119,7 @@ def test_a_wrong_fast_encoder_is_replaced(
     class WrongEncoder(Encoder):
         def __call__(self, texts, place):  # type: ignore[no-untyped-def]
             if self.fast:
-                raise Mismatch("gigatoken differs")
+                raise Mismatch("tokamake differs")
             return super().__call__(texts, place)
 
         def __init__(self, *arguments, fast=True, **options):  # type: ignore[no-untyped-def]
@@ -131,7 +131,7 @@ def test_a_wrong_fast_encoder_is_replaced(
     monkeypatch.setattr(shard_tokenizer, "Encoder", WrongEncoder)
     tokenized(workspace, raw)
     assert_same_dataset(workspace / "pair", workspace / "expected")
-    assert "gigatoken differs" in capsys.readouterr().err
+    assert "tokamake differs" in capsys.readouterr().err
 
 
 @pytest.mark.fault("damaged data")

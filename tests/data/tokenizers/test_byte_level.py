@@ -1,4 +1,4 @@
-"""Byte-level BPE of lib/csrc gives the tokens of the `tokenizers` package for all texts."""
+"""Byte-level BPE in lib/csrc gives the tokens of the `tokenizers` package for all texts."""
 
 import base64
 import itertools
@@ -8,30 +8,33 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tokenizers
 
-from tests.support.gigatoken_texts import (
+from tests.support.paths import ROOT
+from tests.support.tokenizer_texts import (
     BYTES,
+    REGEXES,
     Json,
     added,
     byte_level,
     changed,
+    differing_points,
+    probe_tokenizer,
     random_texts,
     rows,
     sequence,
     shuffled,
     split,
 )
-from tests.support.paths import ROOT
-from tokamake._csrc import ByteLevel
+from tokamake._csrc import BytePairs
 from tokamake.data.tokenizers import Tokenizer
-from tokamake.data.tokenizers._byte_level import GPT2, ByteLevelEncoder, refusal
-from tokamake.data.tokenizers._exactness import REGEXES
+from tokamake.data.tokenizers._byte_level import GPT2
 from tokamake.data.tokenizers._fast import wrap
-from tokamake.data.tokenizers._unicode_differences import differing_points, probe_tokenizer
+from tokamake.data.tokenizers._fast_encoder import FastEncoder, refusal
 
 Encode = Callable[[list[str]], list[list[int]]]
 PREFIXED = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
@@ -69,7 +72,7 @@ def encoders(definition: Json | str) -> tuple[Encode, Encode]:
     end = next(iter(package.get_vocab(with_added_tokens=True)))
     tokenizer = wrap(package, [Path("tokenizer.json")], defaults={"eos_token": end})
     assert refusal(tokenizer) == ""
-    encoder = ByteLevelEncoder(tokenizer)
+    encoder = FastEncoder(tokenizer)
     return tokenizer.encode_batch, lambda texts: rows(*encoder.encode(texts))
 
 
@@ -156,18 +159,24 @@ def test_a_full_word_cache_does_not_change_tokens(gpt2: Json) -> None:
 
 
 GROWTH = """
+import ctypes
+import os
 import sys
 from pathlib import Path
 from tests.data.tokenizers.test_byte_level import random_text
 from tokamake.data.tokenizers import open_tokenizer
-from tokamake.data.tokenizers._byte_level import ByteLevelEncoder
-from tokamake.data.tokenizers._gigatoken import _resident_bytes, _trim
-encoder = ByteLevelEncoder(open_tokenizer(Path(sys.argv[1])))
+from tokamake.data.tokenizers._fast_encoder import FastEncoder
+
+def resident_bytes():
+    ctypes.CDLL(None).malloc_trim(0)
+    _, resident, shared = map(int, Path("/proc/self/statm").read_text().split()[:3])
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+
+encoder = FastEncoder(open_tokenizer(Path(sys.argv[1])))
 sizes = []
 for seed in range(12):
     encoder.encode([random_text(2_000_000, seed)])
-    _trim()
-    sizes.append(_resident_bytes())
+    sizes.append(resident_bytes())
 print(sizes[-1] - sizes[3])
 """
 
@@ -211,6 +220,9 @@ EXACT = {
     "bytes without words": (BYTES,),
     "words of words": (split(regex=REGEXES["Qwen-2"]), WORDS),
     "matches removed": (split("Removed"), BYTES),
+    "text between matches": (split(regex=r"\p{L}+|[^\s\p{L}]"), BYTES),
+    "text between matches removed": (split("Removed", True, regex=r"\p{L}+|[^\s\p{L}]"), BYTES),
+    "long matches that fail": (split(regex=r"[a\s]+1|a|\s|[^a\s]+"), BYTES),
 }
 
 
@@ -219,6 +231,7 @@ def test_every_pre_tokenizer_gives_the_same_tokens(gpt2: Json, name: str) -> Non
     definition = changed(gpt2, "pre_tokenizer", sequence(*EXACT[name]))
     reference, encode = encoders(definition)
     texts = random_texts(2000, seed=5) + random_texts(1000, seed=6, atoms=SIGNS)
+    texts += ["a" * 700, "a \n" * 300 + "1", (" a" * 90 + "b") * 5]
     assert encode(texts) == reference(texts)
     assert encode(texts) == reference(texts)  # from the cache
 
@@ -252,7 +265,7 @@ def test_normalized_texts_give_the_same_tokens(gpt2: Json, form: str) -> None:
 
 
 def test_all_code_points_are_normalized_alike() -> None:
-    definition = changed(json.loads(probe_tokenizer(GPT2[0])), "normalizer", {"type": "NFC"})
+    definition = changed(json.loads(probe_tokenizer(GPT2)), "normalizer", {"type": "NFC"})
     reference, encode = encoders(definition)
     points = [point for point in range(0x30000) if not 0xD800 <= point < 0xE000]
     texts = [
@@ -326,7 +339,7 @@ def test_added_tokens_and_vocabularies_that_are_not_exact_are_refused(gpt2: Json
     assert "a byte is not" in reason(changed(gpt2, "model/vocab", vocabulary))
 
 
-def test_byte_level_checks_its_arguments() -> None:
+def test_byte_pairs_check_their_arguments() -> None:
     classes, singles = np.zeros(0x110000, np.uint8), np.arange(256, dtype=np.uint32)
     transitions = np.array([[0, 0], [0, 0]], np.uint16)
     no_merges = np.empty((0, 3), np.uint32)
@@ -339,17 +352,15 @@ def test_byte_level_checks_its_arguments() -> None:
         merges: np.ndarray = no_merges,
         added: tuple[tuple[str, int], ...] = (),
         marks: np.ndarray = no_marks,
-    ) -> ByteLevel:
-        return ByteLevel(
-            [(classes, transitions, True, True)],
+        **options: Any,
+    ) -> BytePairs:
+        return BytePairs(
             singles,
             merges,
-            whole=[],
+            splits=[(classes, transitions, True, True)],
             added=list(added),
-            later=[],
             marks=marks,
-            gpt2_classes=no_marks,
-            add_prefix_space=False,
+            **options,
         )
 
     assert make().encode(["aé", "", "\0"], str)[0].tolist() == [97, 195, 169, 0]
@@ -378,6 +389,10 @@ def test_byte_level_checks_its_arguments() -> None:
     for merge in ([1, 2, 2**21], [2**32 - 1, 2, 3]):
         with pytest.raises(ValueError, match="21 bits"):
             make(merges=np.array([merge], np.uint32))
+    with pytest.raises(ValueError, match="256 \\* 256"):
+        make(joints=np.ones(7, np.uint8))
+    with pytest.raises(ValueError, match="unknown prefix"):
+        make(prefix="first")
     with pytest.raises(ValueError, match="not empty"):
         make(added=(("", 1),))
     with pytest.raises(TypeError):

@@ -5,13 +5,12 @@ The classes are fixed: no verdict depends on the Unicode version of Python.
 implements them.
 """
 
+from collections.abc import Iterator
 from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
-
-from tokamake.data.tokenizers._unicode_differences import parse_ranges
 
 if TYPE_CHECKING:
     from tokamake._csrc import TextStatistics
@@ -21,9 +20,16 @@ def character_flags() -> NDArray[np.uint8]:
     """(0x110000,) flags of each code point, as in lib/csrc/word_splitting.hpp."""
     flags = np.zeros(0x110000, np.uint8)
     for text, flag in RANGES:
-        for span in parse_ranges(text):
+        for span in _spans(text):
             flags[span] |= flag
     return flags
+
+
+def _spans(text: str) -> Iterator[slice]:
+    """Yield spans of code points: hexadecimal ranges, first-last."""
+    for span in text.split():
+        first, _, last = span.partition("-")
+        yield slice(int(first, 16), int(last or first, 16) + 1)
 
 
 @cache

@@ -1,8 +1,8 @@
 """Encode texts to token ids as fast as possible, with the tokens of the reference tokenizer.
 
 The reference tokenizer is the tokenizer's own package (`tokenizers` or `sentencepiece`). The
-encoder prefers lib/csrc, then gigatoken, where they are exact, and compares samples with the
-reference. The choice changes no token. `tokenize` makes one Encoder per run.
+encoder uses lib/csrc where it is exact, and compares samples with the reference. The choice changes
+no token. `tokenize` makes one Encoder per run.
 """
 
 import os
@@ -19,16 +19,15 @@ from numpy.typing import NDArray
 from tokamake._csrc import Words
 from tokamake.data.readers import Utf8
 from tokamake.data.tokenizers import Tokenizer, failure
-from tokamake.data.tokenizers import _byte_level as byte_level
-from tokamake.data.tokenizers import _gigatoken as gigatoken
-from tokamake.data.tokenizers._byte_level import ByteLevelEncoder
-from tokamake.data.tokenizers._gigatoken import Gigatoken, in_parts, reuse_memory
+from tokamake.data.tokenizers import _fast_encoder as fast_encoder
+from tokamake.data.tokenizers._fast_encoder import FastEncoder
+from tokamake.runtime.cores import set_malloc_options
 
 # Lengths are in characters, except _WORD_CACHE_BYTES.
 _FAST_THRESHOLD = 2_000_000  # from here on a fast encoder pays: loading takes 0.1 to 0.5 s
+_PART_TEXTS = 1 << 16  # per call of the reference tokenizer: each text takes some memory
 _REFERENCE_CHUNK = 4_000_000  # per call of the reference tokenizer, which needs much memory
 _MAX_THREADS = 4  # one reader and one writer thread cannot feed more
-_CACHE_LIMIT = 192_000_000  # per thread; then gigatoken's caches are dropped
 _WORD_CACHE_BYTES = 64 << 20  # words whose tokens are cached
 # Both encoders encode the first _FIRST_SAMPLE characters, then _SAMPLE characters around every
 # _SAMPLE_STEP-th one. The reference is about 100 times slower: 1 in 4,000 costs a few percent.
@@ -67,16 +66,12 @@ class Encoder:
         os.environ["RAYON_NUM_THREADS"] = str(workers)  # `tokenizers` reads it once, at first use
         self._tokenizer = tokenizer
         self._workers = workers
-        self._fast_class: type[ByteLevelEncoder | Gigatoken] = Gigatoken
-        self._idle: list[ByteLevelEncoder | Gigatoken] = []
+        self._idle: list[FastEncoder] = []
         self._is_loaded = False
-        self._num_borrowed = 0
-        self._cached_characters = 0  # characters since gigatoken's caches were empty
         self._words: Words | Literal[False] | None = None  # None: not yet created; False: no rules
         self._fallback_reason = None if fast else "it is turned off"  # None: not yet known
         self._num_characters = 0
         self._lock = threading.Lock()
-        self._borrowing = threading.Condition()
         self._reference_lock = threading.Lock()
 
     @property
@@ -91,7 +86,7 @@ class Encoder:
     @property
     def name(self) -> str:
         """Package and version that encoded most texts so far."""
-        package = self._fast_class.package if self._is_loaded else self._tokenizer.package
+        package = FastEncoder.package if self._is_loaded else self._tokenizer.package
         return f"{package} {version(package)}"
 
     @property
@@ -104,17 +99,9 @@ class Encoder:
         """Why no fast encoder can be used, as a clause; empty if one can."""
         with self._lock:
             if self._fallback_reason is None:
-                # Where both are exact, gigatoken is faster for all expressions but GPT-2's.
-                reason = gigatoken.refusal(self._tokenizer)
-                if reason or byte_level.is_fastest(self._tokenizer):
-                    own_reason = byte_level.refusal(self._tokenizer)
-                    if not own_reason:
-                        self._fast_class, reason = ByteLevelEncoder, ""
-                    elif self._tokenizer.package == "tokenizers":
-                        reason = reason and own_reason
-                if not reason:
-                    reuse_memory()
-                self._fallback_reason = reason
+                self._fallback_reason = fast_encoder.refusal(self._tokenizer)
+                if not self._fallback_reason:
+                    _reuse_memory()
             return self._fallback_reason
 
     def reserve(self, texts: Sequence[str]) -> range:
@@ -125,7 +112,7 @@ class Encoder:
         start = self._num_characters
         self._num_characters += text_size(texts)
         if self._fallback_reason is None and self._num_characters >= _FAST_THRESHOLD:
-            # Decide before threads start to encode: `reuse_memory` changes their allocator.
+            # Decide before threads start to encode: `_reuse_memory` changes their allocator.
             _ = self.fallback_reason
         return range(start, self._num_characters)
 
@@ -139,45 +126,36 @@ class Encoder:
         position = self.reserve(texts) if position is None else position
         if position.stop < _FAST_THRESHOLD or self.fallback_reason:
             return self._encode_by_reference(texts)
-        with self._borrow(len(position)) as fast:
+        with self._borrow() as fast:
             if fast is None:
                 return self._encode_by_reference(texts)
-            if not isinstance(fast, ByteLevelEncoder):
-                texts = list(texts)
             if position.start < _FAST_THRESHOLD:
                 self._check(fast, _first_sample(texts))
             self._check(fast, _samples(texts, position))
-            return self._encode(fast, texts)
+            return self._encode_by_fast(fast, texts)
 
     @contextmanager
-    def _borrow(self, num_characters: int) -> Iterator[ByteLevelEncoder | Gigatoken | None]:
-        """Lend a fast encoder to this thread, for this many characters; None if it cannot load."""
-        with self._borrowing:
-            self._cached_characters += num_characters if self._fast_class is Gigatoken else 0
-            # Drop all caches at once: loading an encoder beside full caches peaks in memory.
-            while self._cached_characters > _CACHE_LIMIT * self.threads and self._num_borrowed:
-                self._borrowing.wait()
-            if self._cached_characters > _CACHE_LIMIT * self.threads:
-                self._idle.clear()
-                self._cached_characters = num_characters
-            self._num_borrowed += 1
-            fast = self._idle.pop() if self._idle else None
+    def _borrow(self) -> Iterator[FastEncoder | None]:
+        """Lend a fast encoder to this thread; None if it cannot be loaded."""
         try:
-            fast = fast or self._load()
+            fast = self._idle.pop()
+        except IndexError:
+            loaded = self._load()
+            if loaded is None:
+                yield None
+                return
+            fast = loaded
+        try:
             yield fast
         finally:
-            with self._borrowing:
-                self._num_borrowed -= 1
-                if fast is not None:
-                    self._idle.append(fast)
-                self._borrowing.notify_all()
+            self._idle.append(fast)
 
-    def _load(self) -> ByteLevelEncoder | Gigatoken | None:
+    def _load(self) -> FastEncoder | None:
         try:
             with self._lock:  # one at a time: loading needs much memory for a moment
-                fast = self._fast_class(self._tokenizer)
-        except BaseException as error:  # a panic in Rust is no Exception
-            self._fallback_reason = f"{self._fast_class.package} cannot load it ({failure(error)})"
+                fast = FastEncoder(self._tokenizer)
+        except Exception as error:
+            self._fallback_reason = f"{FastEncoder.package} cannot load it ({failure(error)})"
             if self._is_loaded:
                 # A shard has one encoder: its manifest names it. Encode the shard again.
                 raise Mismatch(self._fallback_reason) from None
@@ -199,7 +177,7 @@ class Encoder:
     def _encode_in_chunks(self, texts: list[str]) -> Encoded:
         ids = [np.empty(0, np.uint32)]
         lengths = [np.empty(0, np.int64)]
-        for chunk in in_parts(texts, _REFERENCE_CHUNK):
+        for chunk in _in_parts(texts):
             rows = self._tokenizer.encode_batch(chunk, workers=self._workers)
             lengths.append(np.fromiter(map(len, rows), np.int64, len(rows)))
             flat = chain.from_iterable(rows)
@@ -207,52 +185,42 @@ class Encoder:
             del rows, flat  # free the lists of ints before the next chunk is encoded
         return Encoded(np.concatenate(ids), np.concatenate(lengths))
 
-    def _encode_by_fast(self, fast: ByteLevelEncoder | Gigatoken, texts: Sequence[str]) -> Encoded:
+    def _encode_by_fast(self, fast: FastEncoder, texts: Sequence[str]) -> Encoded:
         try:
-            if isinstance(fast, ByteLevelEncoder) and isinstance(texts, Utf8):
+            if isinstance(texts, Utf8):
                 return Encoded(*fast.encode_utf8(texts.data, texts.ends))
             return Encoded(*fast.encode(list(texts)))
-        except BaseException as error:  # a panic in Rust is no Exception
+        except Exception as error:
             raise Mismatch(f"{self.name} failed ({failure(error)})") from None
 
-    def _encode(self, fast: ByteLevelEncoder | Gigatoken, texts: Sequence[str]) -> Encoded:
-        """Encode with the fast encoder, and with the reference where the fast one may differ."""
-        unsafe = fast.unsafe(texts)
-        if not len(unsafe):
-            return self._encode_by_fast(fast, texts)
-        safe_texts = list(texts)
-        for index in unsafe:
-            safe_texts[index] = ""
-        reference = self._encode_by_reference([texts[index] for index in unsafe])
-        return _replace_texts(
-            self._encode_by_fast(fast, safe_texts), unsafe, replacements=reference
-        )
-
-    def _check(self, fast: ByteLevelEncoder | Gigatoken, samples: list[str]) -> None:
+    def _check(self, fast: FastEncoder, samples: list[str]) -> None:
         """Raise Mismatch if the fast encoder and the reference differ on the samples."""
-        unsafe = set(fast.unsafe(samples).tolist())
-        samples = [text for index, text in enumerate(samples) if index not in unsafe]
         encoded, reference = self._encode_by_fast(fast, samples), self._encode_by_reference(samples)
         for index, text in enumerate(samples):
             if not np.array_equal(encoded.text_ids(index), reference.text_ids(index)):
                 raise Mismatch(f"{self.name} differs on the text that begins {text[:80]!r}")
 
 
-def _replace_texts(
-    encoded: Encoded, indices: NDArray[np.int64], *, replacements: Encoded
-) -> Encoded:
-    ends = np.cumsum(encoded.lengths)
-    new_ends = np.cumsum(replacements.lengths)
-    parts = []
-    position = 0
-    for index, new_end, length in zip(indices, new_ends, replacements.lengths, strict=True):
-        parts.append(encoded.ids[position : ends[index] - encoded.lengths[index]])
-        parts.append(replacements.ids[new_end - length : new_end])
-        position = ends[index]
-    parts.append(encoded.ids[position:])
-    lengths = encoded.lengths.copy()
-    lengths[indices] = replacements.lengths
-    return Encoded(np.concatenate(parts), lengths)
+def _in_parts(texts: list[str]) -> Iterator[list[str]]:
+    """Split a list into nonempty parts of at least _REFERENCE_CHUNK, or of _PART_TEXTS texts."""
+    start = size = 0
+    for index, text in enumerate(texts):
+        size += len(text)
+        is_full = size >= _REFERENCE_CHUNK or index + 1 - start == _PART_TEXTS
+        if is_full or index + 1 == len(texts):
+            yield texts[start : index + 1]
+            start, size = index + 1, 0
+
+
+def _reuse_memory() -> None:
+    """Make this process keep the memory that it frees, in one pool for all threads.
+
+    The buffers of each batch then use the same pages. To get new pages from the kernel takes a
+    tenth of the total time. Threads that already run keep their own pools. Allocation in many
+    threads at once becomes slower.
+    """
+    # Unlike `keep_freed_memory`, for one large process: buffers above 32 MB go back to the kernel.
+    set_malloc_options(arena_max=1, mmap_threshold=1 << 25, trim_threshold=1 << 28)
 
 
 def text_size(texts: Sequence[str]) -> int:

@@ -85,7 +85,7 @@ class ShardTokenizer:
         reason = self._encoder.known_fallback_reason
         if reason not in ("", self._reported_reason):
             self._reported_reason = reason
-            print(f"encoded by {self._encoder.name}, not by gigatoken: {reason}")
+            print(f"encoded by {self._encoder.name}, not by the fast encoder: {reason}")
         prefixes = dataset_prefixes(shard.output, self.options)
         for prefix, manifest in zip(prefixes, manifests, strict=True):
             print(_summary_line(prefix, manifest))

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tokamake.data.tokenizers._exactness import Unsupported
+
 # Planes with characters. All other code points are unassigned or for private use.
 _POINTS = np.array([*range(0xD800), *range(0xE000, 0x40000), *range(0xE0000, 0xE1000)])
 _UNASSIGNED, _PRIVATE = 0x50000, 0xF8000  # stand for the other planes
@@ -26,10 +28,6 @@ _COUNTS = {"?": (0, 1), "*": (0, None), "+": (1, None)}
 _FOLDED_PAIRS = {"ss", "st", "ff", "fi", "fl"}  # one character can match both if case is ignored
 
 Node = tuple[Any, ...]
-
-
-class Unsupported(Exception):
-    """Why something cannot be compiled: a clause whose subject "it" is the tokenizer."""
 
 
 class Automaton(NamedTuple):

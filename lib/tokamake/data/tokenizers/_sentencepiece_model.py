@@ -30,6 +30,7 @@ class Spec(NamedTuple):
     byte_fallback: bool
     normalizes: bool
     """Whether a table replaces characters, e.g. nmt_nfkc."""
+    adds_prefix: bool
     removes_spaces: bool
     escapes_spaces: bool
     spaces_are_suffixes: bool
@@ -44,7 +45,7 @@ def read(model: bytes) -> Spec:
     trainer: dict[int, Value] = {}
     normalizer: dict[int, Value] = {}
     try:
-        for number, _, value in _fields(model):
+        for number, value in _fields(model):
             if number == 1:
                 pieces.append(_piece(_message(value)))
             elif number == 2:
@@ -58,24 +59,11 @@ def read(model: bytes) -> Spec:
         kind=_MODEL_KINDS.get(_int(trainer, 3, default=1), "unknown"),
         byte_fallback=bool(_int(trainer, 35, default=0)),
         normalizes=bool(normalizer.get(2, b"")),
+        adds_prefix=bool(_int(normalizer, 3, default=1)),
         removes_spaces=bool(_int(normalizer, 4, default=1)),
         escapes_spaces=bool(_int(normalizer, 5, default=1)),
         spaces_are_suffixes=bool(_int(trainer, 24, default=0)),
     )
-
-
-def without_control_pieces(model: bytes) -> bytes:
-    """Return the model with its control pieces changed to unknown pieces.
-
-    sentencepiece never matches a control piece (e.g. <s>) in text; gigatoken would.
-    """
-    fields = []
-    for number, field, value in _fields(model):
-        if number == 1 and _int(_message(value), 3, default=NORMAL) == CONTROL:
-            value = _bytes(value) + bytes([3 << 3, UNKNOWN])  # the last value of a field counts
-            field = bytes([1 << 3 | 2]) + _varint(len(value)) + value
-        fields.append(field)
-    return b"".join(fields)
 
 
 def _piece(message: dict[int, Value]) -> Piece:
@@ -83,11 +71,10 @@ def _piece(message: dict[int, Value]) -> Piece:
     return Piece(_bytes(message.get(1, b"")).decode(), score, _int(message, 3, default=NORMAL))
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, bytes, Value]]:
-    """Yield the number, the bytes including the tag, and the value of each field of a message."""
+def _fields(message: bytes) -> Iterator[tuple[int, Value]]:
+    """Yield the number and the value of each field of a message."""
     position = 0
     while position < len(message):
-        start = position
         tag, position = _read_varint(message, position)
         value: Value
         match tag & 7:  # wire type
@@ -101,7 +88,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes, Value]]:
                 value, position = message[position : position + size], position + size
             case wire:
                 raise ValueError(f"not a SentencePiece model (wire type {wire})")
-        yield tag >> 3, message[start:position], value
+        yield tag >> 3, value
 
 
 def _read_varint(message: bytes, position: int) -> tuple[int, int]:
@@ -114,16 +101,8 @@ def _read_varint(message: bytes, position: int) -> tuple[int, int]:
             return result, position
 
 
-def _varint(number: int) -> bytes:
-    digits = bytearray()
-    while number >= 0x80:
-        digits.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*digits, number])
-
-
 def _message(value: Value) -> dict[int, Value]:
-    return {number: inner for number, _, inner in _fields(_bytes(value))}
+    return dict(_fields(_bytes(value)))
 
 
 def _bytes(value: Value) -> bytes:

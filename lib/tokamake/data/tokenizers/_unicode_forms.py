@@ -11,8 +11,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from tokamake.data.tokenizers._exactness import Json
-from tokamake.data.tokenizers._patterns import Unsupported
+from tokamake.data.tokenizers._exactness import Json, Unsupported
 
 Normalize = Callable[[str], str]
 _FORMS = ("NFC", "NFD", "NFKC", "NFKD")

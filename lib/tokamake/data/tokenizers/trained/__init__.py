@@ -120,7 +120,7 @@ def byte_level_tokenizer(model: Any) -> "tokenizers.Tokenizer":
 
 def count_words(texts: Iterator[str]) -> WordCounts:
     """Count the words into which GPT-2's pre-tokenizer splits texts."""
-    words = WordCounts(*compile_pattern(GPT2[0]))
+    words = WordCounts(*compile_pattern(GPT2))
     batch: list[str] = []
     size = 0
     for text in texts:

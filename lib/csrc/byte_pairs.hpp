@@ -1,10 +1,9 @@
-// Byte-level BPE of whole texts: added tokens, words, and a cache of their tokens.
+// BPE of whole texts: added tokens, words, and a cache of their tokens.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -13,63 +12,9 @@
 
 #include "merges.hpp"
 #include "pretokens.hpp"
+#include "word_cache.hpp"
 
 namespace tokamake {
-
-// Cache of the tokens of recent words, with bounded memory: a full cache is cleared.
-//
-// A short word (at most 15 bytes) takes half a cache line of the processor, so that frequent words
-// stay in its fast caches. Each line holds two words and evicts the one that was not used last.
-// Longer words are in a hash table by their bytes.
-class WordCache {
- public:
-  static constexpr size_t kShort = 15;  // bytes of a short word
-  static constexpr size_t kFew = 3;     // tokens stored in the entry itself
-
-  struct Key {
-    uint64_t first = 0, rest = 0;  // bytes of the word, and their number in the highest byte
-  };
-  struct Short {
-    Key key;
-    uint32_t ids[kFew] = {};  // if there are more: ids[0] is their position in ids_
-    uint32_t count = 0;
-  };
-  struct alignas(64) Line {
-    Short latest, earlier;
-  };
-
-  WordCache();
-
-  // Line of a short word.
-  Line& line_of(Key key);
-
-  // Writes the tokens of a word to `out`, and possibly garbage up to kFew tokens. Returns the end
-  // of the tokens, or null if the word is not in the cache.
-  uint32_t* write(Key key, Line& line, uint32_t* out) const;
-  uint32_t* write(std::string_view word, uint32_t* out) const;
-
-  void add(Key key, Line& line, const std::vector<uint32_t>& ids);
-  void add(std::string_view word, const std::vector<uint32_t>& ids);
-
- private:
-  struct Long {
-    uint32_t hash = 0;
-    uint32_t text = 0, size = 0;  // position and size in texts_; size 0: free slot
-    uint32_t id = 0, count = 0;   // position and number in ids_
-  };
-  struct Free {
-    void operator()(Line* lines) const;
-  };
-
-  void clear();
-  uint32_t* write(uint32_t id, uint32_t count, uint32_t* out) const;
-
-  std::unique_ptr<Line[], Free> lines_;
-  std::vector<Long> slots_;  // hash table with open addressing
-  size_t used_ = 0;          // slots
-  std::string texts_;
-  std::vector<uint32_t> ids_;
-};
 
 // Normalizes the clusters of a text that are not known to be normalized.
 //
@@ -111,30 +56,41 @@ class AddedTexts {
     uint32_t id;
   };
 
-  explicit AddedTexts(std::vector<Added> added);
+  explicit AddedTexts(const std::vector<Added>& added);
 
-  bool empty() const { return added_.empty(); }
+  bool empty() const { return texts_.empty(); }
 
   // Calls `found` with the token of each text and `between` with the text around them, in order.
   template <typename Found, typename Between>
   void split(std::string_view text, const Found& found, const Between& between) const;
 
  private:
-  const Added* at(std::string_view text) const;
+  // Size of the text at the beginning of `text`, and its token; 0 if there is none.
+  size_t at(std::string_view text, uint32_t& id) const;
 
-  std::vector<Added> added_;     // longest first
+  WordTable texts_;
+  std::vector<size_t> sizes_;    // distinct, longest first
   std::string beginnings_;       // distinct first bytes
   std::vector<bool> may_begin_;  // by the first two bytes
 };
 
-// Byte-level BPE tokenizer. Not thread-safe.
-class ByteLevel {
+// Where a space goes before the text between added tokens.
+enum class Prefix : uint8_t {
+  kNever,
+  kUnlessSpace,  // unless the text begins with a space
+  kAlways,
+  kUnlessMark,       // unless it begins with a space or U+2581
+  kFirstUnlessMark,  // the same, at the beginning of a document only
+};
+
+// BPE tokenizer of bytes, or of characters with bytes for unknown ones. Not thread-safe.
+class BytePairs {
  public:
   // `added` texts are found first, then the rest is normalized, and then `later` texts are found.
-  // With `add_prefix_space`, text between them gets a space before it, unless it begins with one.
+  // Text between them gets a space before it as `prefix` says.
   // `whole` words have a token, whatever the merges.
-  ByteLevel(PreTokenizer words, Merges merges, std::unordered_map<std::string, uint32_t> whole,
-            AddedTexts added, AddedTexts later, Normalizer normalizer, bool add_prefix_space);
+  BytePairs(PreTokenizer words, Merges merges, WordTable whole, AddedTexts added, AddedTexts later,
+            Normalizer normalizer, Prefix prefix);
 
   // Encodes texts of valid UTF-8. Writes their concatenated tokens to `ids`, which has room for
   // `room_for` tokens, and the number of tokens of each text to `lengths`. Returns the number of
@@ -148,28 +104,32 @@ class ByteLevel {
   Normalizer& normalizer() { return normalizer_; }
 
  private:
-  struct PendingWord {
-    std::string_view word;
-    WordCache::Key key;               // only for short words
-    WordCache::Line* line = nullptr;  // null: not a short word
+  struct Place {  // of a short word in the cache
+    WordCache::Key key;
+    WordCache::Line* line;
   };
 
   uint32_t* encode_text(std::string_view text, uint32_t* ids);
   uint32_t* encode_normalized(std::string_view text, uint32_t* ids);
   uint32_t* encode_between(std::string_view text, uint32_t* ids);
-  uint32_t* encode_pending(uint32_t* ids);
+  bool has_prefix(std::string_view text) const;
+  // Encodes the words of batch_, which are in a text that ends at `end`.
+  uint32_t* encode_batch(const char* end, uint32_t* ids);
+  // Writes the tokens of batch_[i], which is in no line of the cache.
+  uint32_t* encode_word(size_t i, uint32_t* ids);
 
   PreTokenizer words_;
   Merges merges_;
-  std::unordered_map<std::string, uint32_t> whole_;
+  WordTable whole_;
   AddedTexts added_, later_;
   Normalizer normalizer_;
-  bool add_prefix_space_;
+  Prefix prefix_;
   WordCache cache_;
   std::string normalized_;
   std::string prefixed_;
-  std::array<PendingWord, 32> pending_;  // words whose cache lines are being prefetched
-  size_t num_pending_ = 0;
+  bool is_first_ = false;  // whether text is at the beginning of a document
+  WordBatch batch_;
+  std::array<Place, WordBatch::kCapacity + 4> places_;  // of batch_, being prefetched
   std::vector<uint32_t> word_ids_;
 };
 

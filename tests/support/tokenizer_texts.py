@@ -3,19 +3,40 @@
 import io
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import product
 from typing import Any
 
 import numpy as np
 import sentencepiece
 import tokenizers
 
-from tokamake.data.tokenizers import Tokenizer, _unicode_differences
-from tokamake.data.tokenizers._exactness import REGEXES
-from tokamake.data.tokenizers._gigatoken import Gigatoken
+from tokamake.data.tokenizers import Tokenizer
+from tokamake.data.tokenizers._exactness import byte_alphabet
+from tokamake.data.tokenizers._fast_encoder import FastEncoder, refusal
 
 Json = dict[str, Any]
-MARKED = frozenset(np.flatnonzero(_unicode_differences.table()).tolist())
+Encode = Callable[[list[str]], list[list[int]]]
+_GROUPS_PER_CALL = 64
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_SPACE_RUNS = r"\s*[\r\n]+|\s+(?!\S)|\s+"
+_SIGNS_AND_SPACES = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|" + _SPACE_RUNS
+REGEXES = {
+    "GPT-2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    "Llama-3": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}" + _SIGNS_AND_SPACES,
+    "Qwen-2": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}" + _SIGNS_AND_SPACES,
+    "Qwen-3.5": _CONTRACTIONS
+    + r"|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|"
+    + _SPACE_RUNS,
+    "o200k": rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|"
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACE_RUNS,
+    "Nemotron": rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|"
+    rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*|"
+    r"\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|" + _SPACE_RUNS,
+}
+"""Expressions by model, for a Split before byte-level BPE."""
 ATOMS = [
     *("a", "b", "the", "Hello", "WORLD", "iPhone", "1", "23", "4567", "12345678", "'s", "'S"),
     *("'ll", "'LL", "'t", "'ſ", "'re", "'d", "'", "''", ".", ",", "!!", "...", "/", "_", "é"),
@@ -50,11 +71,6 @@ def random_texts(count: int, seed: int, atoms: list[str] = ATOMS) -> list[str]:
         else:
             texts.append("".join(rng.choice(" \n\r\t'a1.\u3000\u2581") for _ in range(size)))
     return texts
-
-
-def unmarked(texts: list[str]) -> list[str]:
-    """Return the texts that gigatoken may get, selected without `find_marked`."""
-    return [text for text in texts if not MARKED & set(map(ord, text))]
 
 
 def byte_level(regex: str = "", **model: Any) -> Json:
@@ -100,17 +116,78 @@ def sentencepiece_model(**changes: Any) -> bytes:
     return model.getvalue()
 
 
-def fast_sentencepiece(model: bytes) -> Callable[[list[str]], list[list[int]]]:
-    """Load gigatoken for a SentencePiece model like the library does."""
+def encoders(definition: bytes, package: str) -> tuple[str, Encode]:
+    """Why lib/csrc refuses a definition, and its function that encodes."""
     tokenizer = Tokenizer(
         vocab_size=1,
         eod=0,
         encode_batch=None,
         decode=str,
-        package="sentencepiece",
-        definition=lambda: model,
+        package=package,
+        definition=lambda: definition,
     )
-    return lambda texts: rows(*Gigatoken(tokenizer).encode(texts))
+    if reason := refusal(tokenizer):
+        return reason, lambda _: []
+    encoder = FastEncoder(tokenizer)
+    return "", lambda texts: rows(*encoder.encode(texts))
+
+
+def differing_points(
+    points: Iterable[int], encoders: tuple[Encode, Encode], *, group_size: int = 128
+) -> set[int]:
+    """Return the code points that two encoders of a `probe_tokenizer` classify differently.
+
+    Surrogates are ignored. Texts of `group_size` code points are compared first; where they differ,
+    each code point is compared.
+    """
+    points = [point for point in points if not 0xD800 <= point < 0xE000]
+    groups = [points[start : start + group_size] for start in range(0, len(points), group_size)]
+    encode_a, encode_b = encoders
+    differing: set[int] = set()
+    for start in range(0, len(groups), _GROUPS_PER_CALL):
+        batch = groups[start : start + _GROUPS_PER_CALL]
+        texts = ["".join(map(_probe_text, group)) for group in batch]
+        for group, a, b in zip(batch, encode_a(texts), encode_b(texts), strict=True):
+            if a != b and len(group) > 1:
+                differing |= differing_points(group, encoders, group_size=1)
+            elif a != b:
+                differing |= {*group}
+    return differing
+
+
+def _probe_text(point: int) -> str:
+    """Return a code point beside letters of both cases, digits, signs, spaces, contractions."""
+    return "a{0}1 {0}A!!{0}a'{0}{0}\n".format(chr(point))
+
+
+def probe_tokenizer(regex: str) -> str:
+    """Return a byte-level tokenizer.json whose tokens show where `regex` splits a probe text.
+
+    Any two bytes that can meet at the border of a multi-byte character form a token.
+    """
+    characters = byte_alphabet()
+    neighbors = [characters[byte] for byte in b"aA1! \n'"]
+    leads = [characters[byte] for byte in range(0xC2, 0xF5)]  # first bytes in UTF-8
+    tails = [characters[byte] for byte in range(0x80, 0xC0)]  # continuation bytes
+    pairs = [*product(neighbors, leads), *product(tails, neighbors), *product(tails, leads)]
+    pairs += product(neighbors, neighbors)
+    vocabulary = {characters[byte]: byte for byte in range(256)}
+    vocabulary |= {a + b: 256 + rank for rank, (a, b) in enumerate(pairs)}
+    split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
+    to_bytes = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
+    return json.dumps(
+        {
+            "version": "1.0",
+            "added_tokens": [],
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, to_bytes]},
+            "model": {"type": "BPE", "vocab": vocabulary, "merges": pairs},
+        }
+    )
 
 
 def rows(ids: np.ndarray, lengths: np.ndarray) -> list[list[int]]:

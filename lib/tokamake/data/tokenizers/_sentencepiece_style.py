@@ -1,0 +1,106 @@
+"""BPE in SentencePiece's style as arguments of lib/csrc: characters are merged, others are bytes.
+
+Spaces are written as U+2581. No regular expression splits text. A word ends where no merge can
+join two characters, so its tokens do not depend on the text around it.
+
+A reason of `Unsupported` is a clause whose subject "it" is the tokenizer.
+"""
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokamake.data.tokenizers import _sentencepiece_model as sentencepiece_model
+from tokamake.data.tokenizers._byte_level import merge_rows
+from tokamake.data.tokenizers._exactness import Json, Unsupported
+from tokamake.data.tokenizers._sentencepiece_model import BYTE, NORMAL, UNUSED, USER_DEFINED
+
+_MARK = "\u2581"
+_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+_BYTE_SET = frozenset(_BYTES)
+_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": _MARK}
+_PREPEND = {"type": "Prepend", "prepend": _MARK}
+_SCHEMES = {"never": "", "always": "unless mark", "first": "first unless mark"}
+
+
+def json_arguments(tokenizer: Json) -> dict[str, Any]:
+    """Arguments of lib/csrc for a tokenizer.json; Unsupported if it may not be exact."""
+    model, normalizer = tokenizer["model"], tokenizer.get("normalizer")
+    prefix = _prefix(normalizer, tokenizer.get("pre_tokenizer"))
+    if model.get("ignore_merges"):
+        raise Unsupported("its model has byte_fallback with ignore_merges")
+    if normalizer and any(token.get("normalized") for token in tokenizer.get("added_tokens") or []):
+        raise Unsupported("an added token is searched for in normalized text")
+    return {**_arguments(model["vocab"], model["merges"]), "prefix": prefix}
+
+
+def model_arguments(definition: bytes) -> dict[str, Any]:
+    """Arguments of lib/csrc for a SentencePiece model; Unsupported if it may not be exact."""
+    spec = sentencepiece_model.read(definition)
+    words = [piece for piece in spec.pieces if piece.kind == NORMAL]
+    merged = sorted((piece for piece in words if len(piece.text) > 1), key=lambda p: -p.score)
+    # sentencepiece merges the leftmost of two pairs with equal scores. Pieces of spaces alone share
+    # a score in Llama-2's model; their order does not change the tokens.
+    scores = [piece.score for piece in merged if piece.text.strip(_MARK)]
+    normal = {piece.text for piece in words}
+    kinds = {piece.kind for piece in spec.pieces}
+    checks = {
+        f"it is a {spec.kind} model": spec.kind != "bpe",
+        "it has no byte_fallback": not spec.byte_fallback,
+        "it normalizes text": spec.normalizes,
+        "it removes extra whitespace": spec.removes_spaces,
+        "it marks spaces in another way": not spec.escapes_spaces or spec.spaces_are_suffixes,
+        "it has user-defined or unused pieces": bool(kinds & {USER_DEFINED, UNUSED}),
+        "two of its pieces have the same score": len({*scores}) < len(scores),
+        "a character of its pieces is no piece": not {*"".join(normal)} <= normal,
+    }
+    if reason := next((reason for reason, holds in checks.items() if holds), ""):
+        raise Unsupported(reason)
+    ids = {piece.text: n for n, piece in enumerate(spec.pieces) if piece.kind in (NORMAL, BYTE)}
+    cuts = ((text[:cut], text[cut:]) for text, *_ in merged for cut in range(1, len(text)))
+    merges = [(left, right) for left, right in cuts if left in normal and right in normal]
+    prefix = "always" if spec.adds_prefix else ""
+    return {**_arguments(ids, merges), "shares_ranks": True, "prefix": prefix}
+
+
+def _prefix(normalizer: Json | None, pre_tokenizer: Json | None) -> str:
+    """Prefix of each text; Unsupported if text is changed otherwise than by marks of spaces."""
+    steps = [normalizer] if normalizer else []
+    if normalizer and normalizer["type"] == "Sequence":
+        steps = normalizer["normalizers"]
+    match pre_tokenizer:
+        case {"type": "Metaspace", "replacement": "\u2581", "split": False, **options} if not steps:
+            return _SCHEMES[str(options["prepend_scheme"])]
+        case None | {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious"}:
+            # After _SPACES, there are no spaces to split at.
+            if steps in ([_SPACES], [_PREPEND, _SPACES]):
+                return "always" if len(steps) > 1 else ""
+    raise Unsupported("its normalizer and pre_tokenizer are not known to be exact")
+
+
+def _arguments(ids: dict[str, int], merges: list[tuple[str, str]]) -> dict[str, Any]:
+    if not ids.keys() >= _BYTE_SET:
+        raise Unsupported("a byte is not in its vocabulary")
+    if any(side in _BYTE_SET for pair in merges for side in pair):
+        raise Unsupported("it merges bytes")
+    return {
+        "bytes": np.array([ids[text] for text in _BYTES], np.uint32),
+        "merges": merge_rows(ids, merges),
+        "characters": [(text.encode(), token) for text, token in ids.items() if len(text) == 1],
+        "joints": _joints(left + right for left, right in merges),
+    }
+
+
+def _joints(tokens: Iterable[str]) -> NDArray[np.uint8]:
+    """(65536,) whether some token has the second of two bytes right after the first."""
+    joined = np.zeros((256, 256), np.uint8)
+    joined[:, 0x80:0xC0] = 1
+    pairs = {pair for token in tokens for pair in itertools.pairwise(token)}
+    for left, right in pairs:
+        befores = [left.encode()[-1]] + [ord(" ")] * (left == _MARK)
+        afters = [right.encode()[0]] + [ord(" ")] * (right == _MARK)
+        joined[np.ix_(befores, afters)] = 1
+    return joined.reshape(-1)
