@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tokamake import plugins
+from tokamake.checkpoint.model_tensors import WITHOUT_GRADIENT
 from tokamake.config.finetune import TaskRun
 from tokamake.config.optimization import optimizer_facts
 from tokamake.config.resolved_run import Run
@@ -129,6 +130,11 @@ class _Comparison:
         self.numbers: list[str] = []
         self.tensors: list[str] = []
         self._updates = 0
+        self._biases = {
+            name: each.clone()
+            for name, each in plain.initial.items()
+            if name.endswith(WITHOUT_GRADIENT)
+        }
 
     def compare(self) -> None:
         """Train, and compare validation, steps and weights."""
@@ -155,6 +161,7 @@ class _Comparison:
             self._compare_routers(of_step, done.routers, expected=step.routers)
             engine._set_mode("eval")
             self._compare_weights(number)
+            self._compare_biases(of_step, done.routers)
         if self._updates != len(plain.steps):
             self.numbers.append(f"updates: {self._updates}, expected {len(plain.steps)}")
 
@@ -247,6 +254,22 @@ class _Comparison:
             # Rounding may change a choice, but not how many there are.
             what = f"choices of router {own.layer} {of_step}"
             self._compare_number(what, sum(own.counts), expected=sum(right.counts))
+
+    def _compare_biases(self, of_step: str, routers: Iterable[LayerRouting]) -> None:
+        """Compare biases of routers with those that follow from the choices on all ranks.
+
+        Not with the ones in one process: rounding may change a choice, and a bias by a whole step.
+        """
+        rate = self._run.train.router.bias_update_rate
+        if not self._biases:
+            return
+        for each in routers:
+            counts, mean = each.counts, sum(each.counts) / len(each.counts)
+            change = torch.tensor([rate * ((n < mean) - (n > mean)) for n in counts])
+            self._biases[f"model.layers.{each.layer}.mlp.gate{WITHOUT_GRADIENT}"] += change
+        own = [chunk for chunk in weights(self._engine) if chunk.name in self._biases]
+        found = self._differences(own, self._biases, scales=self._biases)
+        self._add(f"biases {of_step}", found, most=1e-5)
 
     def _add(self, what: str, found: Iterable["_Difference"], *, most: float) -> None:
         self.tensors += [
