@@ -4,7 +4,6 @@
 """
 
 import pickle
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -39,39 +38,52 @@ SECTIONS = {"parallel", "optimizer", "dropout", "router", "objective"}
 ALL, CHUNK = 1000, 20
 
 
+def made(factory: pytest.TempPathFactory, count: int) -> Drawing:
+    """A drawing, which all workers of a run of pytest share."""
+
+    def make(folder: Path) -> None:
+        (folder / "drawing").write_bytes(pickle.dumps(drawing(count)))
+
+    path = made_once(factory, f"compositions-{count}", make) / "drawing"
+    shared: Drawing = pickle.loads(path.read_bytes())
+    return shared
+
+
 @pytest.fixture(scope="module")
 def thousand(tmp_path_factory: pytest.TempPathFactory) -> Drawing:
     """All compositions."""
-
-    def make(folder: Path) -> None:
-        (folder / "drawing").write_bytes(pickle.dumps(drawing(ALL)))
-
-    path = made_once(tmp_path_factory, "compositions", make) / "drawing"
-    made: Drawing = pickle.loads(path.read_bytes())
-    return made
+    return made(tmp_path_factory, ALL)
 
 
-@cache
-def stratified() -> list[Composition]:
+@pytest.fixture(scope="module")
+def stratified(tmp_path_factory: pytest.TempPathFactory) -> list[Composition]:
     """Compositions that have each value of each axis, family, objective and task."""
-    drawn = drawing(100).drawn
+    drawn = made(tmp_path_factory, 100).drawn
     chosen = cover(drawn, lambda each: each.facts.items())
     rest = [each for each in drawn if each not in chosen]
     return chosen + rest[: 60 - len(chosen)]
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("part", range(6))
-def test_compositions_train_as_one_process(part: int) -> None:
-    assert_proved(stratified()[part::6])
+@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("ranks", ["few", "more"])
+def test_compositions_train_as_one_process(
+    stratified: list[Composition], ranks: str, part: int
+) -> None:
+    """Compositions with as many ranks share processes, whose first steps are slow."""
+    chosen = [each for each in stratified if (each.world_size <= 2) == (ranks == "few")][part::3]
+    assert chosen
+    assert_proved(chosen)
 
 
 @pytest.mark.ranks
 @pytest.mark.grid
 @pytest.mark.parametrize("start", range(0, ALL, CHUNK))
-def test_a_thousand_compositions_train_as_one_process(thousand: Drawing, start: int) -> None:
+def test_a_thousand_compositions_train_as_one_process(
+    thousand: Drawing, stratified: list[Composition], start: int
+) -> None:
     chunk = thousand.drawn[start : start + CHUNK]
-    assert_proved(each for each in chunk if each not in stratified())
+    assert_proved(each for each in chunk if each not in stratified)
 
 
 @pytest.mark.grid
@@ -91,8 +103,8 @@ def test_a_thousand_compositions_have_each_possible_pair_of_values(thousand: Dra
         assert ":" in reason, (pair, reason)  # the setting, and the reason; not the ranks here
 
 
-def test_sixty_compositions_have_each_value() -> None:
-    seen = {fact for each in stratified() for fact in each.facts.items()}
+def test_sixty_compositions_have_each_value(stratified: list[Composition]) -> None:
+    seen = {fact for each in stratified for fact in each.facts.items()}
     assert {fact for pair in learners_of_pairs() for fact in pair} == seen
 
 
@@ -202,10 +214,12 @@ def test_rounding_is_no_difference() -> None:
     assert_proved(SENSITIVE)
 
 
-def test_a_composition_that_fails_is_shown_in_its_smallest_form() -> None:
+def test_a_composition_that_fails_is_shown_in_its_smallest_form(
+    stratified: list[Composition],
+) -> None:
     drawn = next(
         each
-        for each in stratified()
+        for each in stratified
         if each.value("parallel.tensor_parallel_size") == 2 and len(each.values) > 4
     )
     smallest = shrunk(drawn, lambda each: each.value("parallel.tensor_parallel_size") == 2)
