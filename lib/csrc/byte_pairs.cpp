@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
-#include <set>
+#include <functional>
 #include <stdexcept>
 #include <utility>
 
@@ -90,28 +90,27 @@ void Normalizer::begin() {
   if (known_.size() > kMaxClusters) known_.clear();
 }
 
-AddedTexts::AddedTexts(const std::vector<Added>& added)
-    : texts_(added.size()), may_begin_(1 << 16) {
-  std::set<size_t> sizes;
+AddedTexts::AddedTexts(const std::vector<Added>& added) : texts_(added.size()), sizes_(1 << 16) {
   for (const Added& token : added) {
     if (token.text.empty()) throw std::invalid_argument("an added text is not empty");
     if (texts_.find(token.text) != nullptr) continue;
     texts_.add(token.text, {token.id});
-    sizes.insert(token.text.size());
     const auto byte = [&](size_t i) { return size_t{static_cast<uint8_t>(token.text[i])}; };
     if (beginnings_.find(token.text[0]) == std::string::npos) beginnings_ += token.text[0];
-    if (token.text.size() > 1)
-      may_begin_[byte(0) << 8 | byte(1)] = true;
-    else
-      std::fill_n(may_begin_.begin() + static_cast<ptrdiff_t>(byte(0) << 8), 256, true);
+    const bool is_one = token.text.size() == 1;
+    for (size_t second = is_one ? 0 : byte(1); second <= (is_one ? 255 : byte(1)); ++second) {
+      auto& sizes = sizes_[byte(0) << 8 | second];
+      const auto place =
+          std::lower_bound(sizes.begin(), sizes.end(), token.text.size(), std::greater<>());
+      if (place == sizes.end() || *place != token.text.size())
+        sizes.insert(place, token.text.size());
+    }
   }
-  sizes_.assign(sizes.rbegin(), sizes.rend());
 }
 
 size_t AddedTexts::at(std::string_view text, uint32_t& id) const {
   const auto byte = [&](size_t i) { return size_t{static_cast<uint8_t>(text[i])}; };
-  if (text.size() > 1 && !may_begin_[byte(0) << 8 | byte(1)]) return 0;
-  for (const size_t size : sizes_) {
+  for (const size_t size : sizes_[byte(0) << 8 | (text.size() > 1 ? byte(1) : 0)]) {
     if (size > text.size()) continue;
     if (const auto* const found = texts_.find(text.substr(0, size))) {
       id = *texts_.ids(*found);

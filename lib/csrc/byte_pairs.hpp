@@ -69,9 +69,8 @@ class AddedTexts {
   size_t at(std::string_view text, uint32_t& id) const;
 
   WordTable texts_;
-  std::vector<size_t> sizes_;    // distinct, longest first
-  std::string beginnings_;       // distinct first bytes
-  std::vector<bool> may_begin_;  // by the first two bytes
+  std::vector<std::vector<size_t>> sizes_;  // by the first two bytes, longest first
+  std::string beginnings_;                  // distinct first bytes
 };
 
 // Where a space goes before the text between added tokens.
