@@ -24,7 +24,7 @@ def random_tensors(architecture: Architecture, seed: int) -> dict[str, Tensor]:
 def randomized(model: Any, dtype: torch.dtype = torch.float32) -> Any:
     """Add noise to all parameters of a model, also norms and biases; return it without dropout."""
     for name, buffer in model.named_buffers():
-        if name.endswith("bias"):  # of routers
+        if name.endswith("correction_bias"):  # of routers
             buffer.add_(torch.randn_like(buffer), alpha=0.1)
     for parameter in model.parameters():
         parameter.add_(torch.randn_like(parameter), alpha=0.1)
