@@ -182,6 +182,10 @@ def test_only_chunks_in_the_range_are_cut() -> None:
     assert list(cut(chunks, 8, 9)) == []
 
 
-def test_a_transposed_chunk_is_not_cut() -> None:
-    with pytest.raises(AssertionError, match="contiguous"):
-        list(cut([Chunk("a", whole_slices((2, 2)), 0, (1, 2))], 0, 4))
+def test_a_transposed_chunk_is_kept_whole_or_left_out() -> None:
+    chunk = Chunk("a", whole_slices((2, 2)), 4, (1, 2))
+    assert list(cut([chunk], 3, 8)) == [chunk._replace(start=1)]
+    assert list(cut([chunk], 0, 4)) == list(cut([chunk], 8, 9)) == []
+    for start, stop in ((5, 8), (0, 7)):
+        with pytest.raises(ValueError, match="transposed"):
+            list(cut([chunk], start, stop))

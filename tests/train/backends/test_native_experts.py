@@ -134,3 +134,22 @@ def test_all_layouts_train_as_one_process(part: int) -> None:
     compositions = grid()
     assert sum(each.value("parallel.expert_parallel_size") > 1 for each in compositions) > 50
     assert_proved(compositions[part::4])
+
+
+@pytest.mark.ranks
+@pytest.mark.grid
+def test_experts_are_gathered_before_a_layer_is_computed_again() -> None:
+    """Two micro batches share what ZeRO 3 gathers, and dropout asks first for saved states."""
+    values = COUNTS | {
+        "parallel.expert_parallel_size": 2,
+        "parallel.pipeline_parallel_size": 2,
+        "data_parallel_size": 4,
+        "zero_stage": 3,
+        "recompute_granularity": "selective",
+        "dropout.hidden": 0.1,
+        "num_micro_batches": 2,
+        "architecture.num_hidden_layers": 4,
+        "parallel.pipeline_schedule": "interleaved_1f1b",
+        "parallel.virtual_pipeline_size": 2,
+    }
+    assert_proved([Composition("mixtral", "causal", values, 7)])

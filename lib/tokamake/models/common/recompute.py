@@ -51,8 +51,9 @@ def run(
     # Masks of dropout follow from counters, so no random generator needs its state back.
     call = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     if recompute.granularity == "selective":
-        call = partial(call, context_fn=_contexts)
-        return _by_groups(layers, 1, call, x, *inputs)
+        for layer in layers:
+            x = call(layer, x, *inputs, context_fn=partial(_contexts, layer))
+        return x
     if recompute.method == "uniform":
         return _by_groups(layers, recompute.num_layers, call, x, *inputs)
     x = _by_groups(layers[: recompute.num_layers], 1, call, x, *inputs)
@@ -90,9 +91,32 @@ def _saved() -> set[Any]:
     }
 
 
-def _contexts() -> Any:
+class _Gathered:
+    """Gathers the parameters of a layer, then enters the context of its second pass.
+
+    In a pipeline, ZeRO 3 may gather experts in the first pass of one micro batch, and again before
+    the second pass of another one. There they would be operators that the first pass lacks.
+    """
+
+    def __init__(self, layer: Any, context: Any) -> None:
+        self._layer, self._context = layer, context
+
+    def __enter__(self) -> None:
+        modules = self._layer.modules() if isinstance(self._layer, torch.nn.Module) else ()
+        for module in modules:
+            # FSDP2's modules have it; importing their class takes long.
+            if (unshard := getattr(module, "unshard", None)) is not None:
+                unshard()
+        self._context.__enter__()
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._context.__exit__(*error)
+
+
+def _contexts(layer: Any) -> Any:
     def policy(_: Any, operator: Any, *__: Any, **___: Any) -> CheckpointPolicy:
         is_saved = operator in _saved()
         return CheckpointPolicy.MUST_SAVE if is_saved else CheckpointPolicy.PREFER_RECOMPUTE
 
-    return create_selective_checkpoint_contexts(policy)
+    first, second = create_selective_checkpoint_contexts(policy)
+    return first, _Gathered(layer, second)
