@@ -1,16 +1,18 @@
 """Compare a tiny mixture of experts with a dense model that uses as many weights for a token.
 
     python benchmarks/experts.py --work /scratch
+    python benchmarks/experts.py --upcycle --work /scratch
 
-One workflow trains all runs on text of the Python standard library: for each seed a dense Llama, a
-Mixtral of the same active size, and a Mixtral that starts from the dense run (upcycling). Runs of a
-seed have the same samples in the same order.
+One workflow trains all runs on text of the Python standard library: for each seed a dense Llama and
+a Mixtral of the same active size; with --upcycle also one that starts from the dense run. Runs
+of a seed have the same samples in the same order.
 """
 
 import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -38,25 +40,27 @@ EXPERTS = {
     "rope_theta": 10000.0,
     **_SHAPE,
 }
-KINDS = ("dense", "experts", "upcycled")
 
 
 def main() -> None:
     """Train all runs and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--upcycle", action="store_true", help="train upcycled models, too")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--work", type=Path, default=Path("benchmark-work"), help="scratch folder")
     options = parser.parse_args()
     folder: Path = options.work / "experts"
     folder.mkdir(parents=True)
-    write_config(folder, options.seeds, steps=options.steps)
+    kinds = ("dense", "experts", *(("upcycled",) if options.upcycle else ()))
+    write_config(folder, options.seeds, steps=options.steps, kinds=kinds)
     start = time.monotonic()
     command = [sys.executable, "-m", "snakemake", "--profile", "profiles/local"]
-    subprocess.run([*command, "--configfile", "experts.config.yaml"], check=True, cwd=folder)
+    command += ["--quiet", "all", "--configfile", "experts.config.yaml", "--", "train"]
+    subprocess.run(command, check=True, cwd=folder)
     minutes = (time.monotonic() - start) / 60
     runs = results.runs(folder / "results")
-    losses = {kind: [*runs.loc[runs.run.str.startswith(kind), "validation_loss"]] for kind in KINDS}
+    losses = {kind: [*runs.loc[runs.run.str.startswith(kind), "validation_loss"]] for kind in kinds}
     print("| model | validation loss, mean of the seeds | spread (standard deviation) |")
     print("| --- | ---: | ---: |")
     for kind, values in losses.items():
@@ -65,7 +69,7 @@ def main() -> None:
     print(f"{minutes:.1f} minutes")
 
 
-def write_config(folder: Path, seeds: list[int], *, steps: int) -> None:
+def write_config(folder: Path, seeds: list[int], *, steps: int, kinds: Sequence[str]) -> None:
     """Write the config and its table of runs."""
     for name in ("workflow", "profiles", "config"):
         (folder / name).symlink_to(_ROOT / name)
@@ -90,8 +94,12 @@ def write_config(folder: Path, seeds: list[int], *, steps: int) -> None:
     columns = ("run", "seed", "model.architecture", "model.checkpoint.run", "train.finetune")
     rows: list[tuple[Any, ...]] = [columns]
     for seed in seeds:
-        rows += [(f"{kind}-{seed}", seed, f"{kind}.yaml", "", "") for kind in KINDS[:2]]
-        rows.append((f"upcycled-{seed}", seed, "experts.yaml", f"dense-{seed}", "true"))
+        starts = {
+            "dense": ("dense.yaml", "", ""),
+            "experts": ("experts.yaml", "", ""),
+            "upcycled": ("experts.yaml", f"dense-{seed}", "true"),
+        }
+        rows += [(f"{kind}-{seed}", seed, *starts[kind]) for kind in kinds]
     (folder / "runs.tsv").write_text("".join("\t".join(map(str, row)) + "\n" for row in rows))
 
 
