@@ -10,8 +10,8 @@ an accelerator. `--device cpu` runs each case with tiny sizes, to test this scri
 speeds mean nothing.
 
 `tokamake benchmark-train` measures speeds with the shape of Llama 3.2 1B in bf16, on documents of
-512 tokens. The mixture of experts has 3.7 billion parameters, of which a token uses as many as in
-the dense model. fp8 is left out: tokamake does not train in it.
+512 tokens. The mixture of experts has 3.7 billion parameters; a token uses as many as in the dense
+model. fp8 is left out: tokamake does not train in it.
 """
 
 import argparse

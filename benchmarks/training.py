@@ -5,10 +5,10 @@
     python benchmarks/training.py --family qwen3_moe
 
 All contestants of a precision run at the same time and take one step each in turns, so that a slow
-minute of the machine affects all of them. Ratios are medians over rounds. Peers are the same model
-of transformers and, for a Llama with a Python that has litgpt, that of litgpt; for a BERT, the
-MegatronBert of transformers as it is, and with logits of masked tokens alone. transformers has two
-implementations of experts: a loop over experts (eager), and one product for all of them (grouped).
+minute of the machine affects all of them. Ratios are medians over rounds. The peer is the same
+model of transformers. A Llama has a second peer, litgpt's, if a Python with litgpt is given. A BERT
+has two: transformers' MegatronBert as it is, and with logits of masked tokens alone. Experts have
+two as well: transformers' loop over experts (eager), and its product for all of them (grouped).
 Peers compute bf16 with autocast, as in their own trainers. Other measurements: the share of the
 trainer's step that is neither forward, backward nor optimizer; the time from the start to the end
 of the first step; peak memory.
