@@ -17,21 +17,21 @@ TENSOR = re.compile(r"_[A-Z]+$")
 
 
 @cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def nodes_of(path: Path) -> list[ast.AST]:
+    return [*ast.walk(ast.parse(path.read_text()))]
 
 
-def functions(tree: ast.Module) -> Iterator[tuple[ast.FunctionDef, bool]]:
+def functions(nodes: list[ast.AST]) -> Iterator[tuple[ast.FunctionDef, bool]]:
     """Each function, and whether its first parameter is the object or class."""
     methods = {
         id(node)
-        for owner in ast.walk(tree)
+        for owner in nodes
         if isinstance(owner, ast.ClassDef)
         for node in owner.body
         if isinstance(node, ast.FunctionDef)
         and not any(ast.unparse(each) == "staticmethod" for each in node.decorator_list)
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.FunctionDef):
             # Python passes the class to __new__, although it is a static method.
             yield node, id(node) in methods or node.name == "__new__"
@@ -42,7 +42,7 @@ def callbacks() -> frozenset[str]:
     """Names that are passed as values: others call these functions, by position."""
     names = set[str]()
     for path in SOURCES:
-        nodes = [*ast.walk(parsed(path))]
+        nodes = nodes_of(path)
         called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
         loaded = (
             node
@@ -71,7 +71,7 @@ def test_parameters_after_the_second_are_named() -> None:
     positional = [
         f"{name_of(path)}:{function.lineno} {function.name}"
         for path in SOURCES
-        for function, is_method in functions(parsed(path))
+        for function, is_method in functions(nodes_of(path))
         if len(function.args.args) - is_method > 2 and not is_free(function)
     ]
     assert not positional, "write *, before the third parameter"
