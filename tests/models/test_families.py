@@ -372,7 +372,7 @@ def test_published_sizes_have_the_published_number_of_parameters() -> None:
     for name in (path.stem for path in MODELS.glob("*.yaml")):
         shape = published_shape(name)
         assert shape.has_neighbors or config_json.format_for(shape)
-        sizes[name] = sum(map(math.prod, shapes(shape).values()))
+        sizes[name] = sum(map(math.prod, shapes(shape.without_mtp).values()))
     rounded = {
         name: f"{sizes.pop(name) / 1e9:.{len(billions.partition('.')[2])}f}"
         for name, billions in BILLIONS.items()
@@ -383,3 +383,17 @@ def test_published_sizes_have_the_published_number_of_parameters() -> None:
             each.numel() for each in t5s.reference(published_shape("t5-220m")).parameters()
         )
     assert theirs == PUBLISHED["t5-220m"]
+
+
+WITH_FURTHER_LAYERS = {"deepseek-v3": 684_489_845_504, "glm-4.5-air": 110_468_824_832}
+"""Numbers of the hub: it counts the copies of the embedding and the output in the MTP layer, and of
+DeepSeek-V3 also 41,540,496 scales of fp8 weights."""
+
+
+@pytest.mark.parametrize("name", WITH_FURTHER_LAYERS)
+def test_files_with_a_further_layer_have_the_published_number_of_parameters(name: str) -> None:
+    shape = published_shape(name)
+    assert shape.num_mtp_layers == 1
+    by_name = shapes(shape)
+    copies = 2 * math.prod(by_name["model.embed_tokens.weight"])
+    assert sum(map(math.prod, by_name.values())) + copies == WITH_FURTHER_LAYERS[name]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from tests.support import berts, biencoders, dense, gpts, hf_folder, megatron_names, qwens, t5s
 from tests.support.hf_folder import from_hf
@@ -189,24 +189,6 @@ def test_experts_of_a_layer_in_two_tensors_are_read(name: str, tmp_path: Path) -
     assert architecture == STORED[name]
     assert tensors.keys() == expected.keys()
     assert all(torch.equal(tensors[key], tensor) for key, tensor in expected.items())
-
-
-@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe"])
-def test_layers_that_predict_further_tokens_are_left_out_with_a_line(
-    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    shape, file = STORED[name], tmp_path / "model.safetensors"
-    tensors = random_tensors(shape, 1)
-    hf_folder.write(tmp_path, shape, tensors)
-    further = {f"model.layers.{shape.num_hidden_layers}.eh_proj.weight": torch.ones(2, 3)}
-    save_file(load_file(file) | further, file)
-    architecture, read = hf_folder.read(tmp_path)
-    assert (architecture, read.keys()) == (shape, tensors.keys())
-    expected = "layers that predict further tokens (MTP, num_nextn_predict_layers) are left out: 3;"
-    assert f"{tmp_path}: {expected}" in caplog.text
-    hf_folder.write(tmp_path / "again", shape, read)
-    config = json.loads((tmp_path / "again/config.json").read_text())
-    assert config["num_nextn_predict_layers"] == 0
 
 
 (

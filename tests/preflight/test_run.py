@@ -10,6 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from tests.support.berts import bert
+from tests.support.dense import SHARED_EXPERTS, dense
 from tests.support.workflows import ARCHITECTURE
 from tokamake.config.architecture import Architecture
 from tokamake.config.objective import sample_settings
@@ -113,6 +114,25 @@ def test_losses_of_routers_need_routers() -> None:
     with pytest.raises(UserError, match="router: has no effect: family llama has"):
         model.check_layout(train, Architecture(**MODEL))
     model.check_layout(train, Architecture(**MODEL | {"family": "mixtral"}))
+
+
+def test_layers_that_predict_further_tokens_need_the_right_settings() -> None:
+    factor = TrainSettings.model_validate(TRAIN | {"mtp": {"loss_scaling_factor": 0.1}})
+    shape = dense("glm4_moe", **SHARED_EXPERTS)
+    further = dense("glm4_moe", num_nextn_predict_layers=1, **SHARED_EXPERTS)
+    with pytest.raises(UserError, match="mtp: has no effect: the model has no layers that predict"):
+        model.check_layout(factor, shape)
+    model.check_layout(factor, further)
+    sophia = TrainSettings.model_validate(TRAIN | {"optimizer": {"name": "sophia_g"}})
+    with pytest.raises(UserError, match="sophia_g: looks at labels of the next token alone"):
+        model.check_layout(sophia, further)
+    model.check_layout(sophia, shape)
+    layout = {"pipeline_parallel_size": 2, "virtual_pipeline_size": 2, "pipeline_schedule": "zbv"}
+    split = TrainSettings.model_validate(TRAIN | {"parallel": layout})
+    deep = {**SHARED_EXPERTS, "num_hidden_layers": 4}
+    with pytest.raises(UserError, match=r"zbv: computes gradients of weights late, .*use interl"):
+        model.check_layout(split, dense("glm4_moe", num_nextn_predict_layers=1, **deep))
+    model.check_layout(split, dense("glm4_moe", **deep))
 
 
 def test_experts_are_divided_evenly() -> None:

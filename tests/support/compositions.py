@@ -64,6 +64,7 @@ SIZES: Axes = {
     "router.balance_coefficient": (0.5, 0.0),
     "router.z_coefficient": (0.1, 0.0),
     "router.bias_update_rate": (0.001, 0.0),
+    "mtp.loss_scaling_factor": (0.3, 1.0, 0.0),
     "precision": ("fp32", "bf16", "fp16"),
     "architecture.num_key_value_heads": (2, 4, 1),
     "architecture.num_hidden_layers": (2, 4, 8),
@@ -97,6 +98,7 @@ EFFECTS: dict[str, tuple[Any, ...]] = {
     "parallel.virtual_pipeline_size": ("parallel.pipeline_parallel_size", 1),
     "recompute_method": ("recompute_granularity", "none", "selective"),
     "recompute_num_layers": ("recompute_granularity", "none", "selective"),
+    "mtp.loss_scaling_factor": ("architecture.num_nextn_predict_layers", 0),
 }
 """Another axis, and the values of it with which an axis has no effect."""
 TOGETHER: dict[tuple[str, Any], Values] = {
@@ -173,11 +175,12 @@ SHARED_EXPERTS: Axes = {
     "topk_group": (1,),
     "routed_scaling_factor": (1.5,),
 }
+MTP: Axes = {"num_nextn_predict_layers": (0, 1, 2)}
 
 FAMILIES: dict[str, Axes] = {
     "biencoder": {"projection_dim": (0, 24)},
     "deepseek_v2": {**LATENT, **SHARED_EXPERTS},
-    "deepseek_v3": {**LATENT, **SHARED_EXPERTS},
+    "deepseek_v3": {**LATENT, **SHARED_EXPERTS, **MTP},
     "gemma2": {
         "sliding_window": (5, 0),
         "full_attention_interval": (2, 0),
@@ -192,7 +195,7 @@ FAMILIES: dict[str, Axes] = {
         "query_pre_attn_scalar": (12.0,),
         "final_logit_softcapping": (0.0, 0.5),
     },
-    "glm4_moe": {**SHARED_EXPERTS, "partial_rotary_factor": (0.5,)},
+    "glm4_moe": {**SHARED_EXPERTS, **MTP, "partial_rotary_factor": (0.5,)},
     "gpt_neox": {"partial_rotary_factor": (0.25, 1.0)},
     "hf_t5": {"num_decoder_layers": (0, 2), "relative_attention_num_buckets": (8,)},
     "mistral": {"sliding_window": (0, 5)},
@@ -272,6 +275,8 @@ def learner_axes(family: str, objective: str) -> Axes:
     if not plugins.constant("models/*/model", family, "HAS_ROUTERS", default=False):
         of_experts = ("router.", "parallel.expert_")
         of_step = {axis: v for axis, v in of_step.items() if not axis.startswith(of_experts)}
+    if "num_nextn_predict_layers" not in own:
+        of_step = {axis: v for axis, v in of_step.items() if not axis.startswith("mtp.")}
     without = {"router.bias_update_rate"}
     if plugins.constant("models/*/model", family, "HAS_ROUTER_BIASES", default=False):
         without = set()

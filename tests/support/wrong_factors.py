@@ -9,6 +9,7 @@ from tests.support.compositions import Composition, Values
 from tests.support.proved_compositions import prove_all
 from tokamake.models.common.experts import ExpertLinear
 from tokamake.models.common.latent_attention import LatentNorm
+from tokamake.models.common.multi_token_prediction import MTPDecoder, MTPLosses
 from tokamake.models.common.router_losses import RouterLosses
 from tokamake.models.common.routers import BalancedRouter, Router
 from tokamake.parallel import (
@@ -45,6 +46,7 @@ TIED = {"architecture.tie_word_embeddings": True}
 SHARDED = {"zero_stage": 2}
 MASKED = {"eod_mask_loss": True}
 DEEPSPEED = {"backend": "deepspeed"}
+FURTHER = {"architecture.num_nextn_predict_layers": 1}
 
 
 class Fault(NamedTuple):
@@ -295,6 +297,43 @@ FAULTS = [
         "partial=mesh.tensor.size > 1",
         "partial=False",
         composition(2, TENSOR, "deepseek_v3"),
+    ),
+    # ---- Layers that predict further tokens ----
+    Fault(
+        _base.EngineBase._num_labels,
+        "further=sums[2:] // num_copies",
+        "further=sums[:1] // num_copies",
+        composition(2, FURTHER, "deepseek_v3"),
+    ),
+    Fault(
+        _base.EngineBase._num_labels,
+        "for batch in batches if has_further",
+        "for batch in batches[:1] if has_further",
+        composition(2, FURTHER, "glm4_moe"),
+    ),
+    Fault(
+        pipeline_stages.LossFactors.times,
+        "scaled.times_added(factor)",
+        "scaled",
+        composition(2, FURTHER | DEEPSPEED | {"zero_stage": 1}, "glm4_moe"),
+    ),
+    Fault(
+        MTPDecoder.layer,
+        "self.mesh.sequence_parallel",
+        "False",
+        composition(2, FURTHER | SEQUENCE, "deepseek_v3"),
+    ),
+    Fault(
+        native.Engine._add_up_gradients,
+        "if self.stages.copies_embedding:",
+        "if self._run.architecture.tie_word_embeddings:",
+        composition(2, FURTHER | PIPELINE, "deepseek_v3"),
+    ),
+    Fault(
+        MTPLosses.take,
+        "self._mesh.tensor.rank == 0",
+        "True",
+        composition(2, FURTHER | TENSOR, "glm4_moe"),
     ),
     # ---- Updates ----
     *(

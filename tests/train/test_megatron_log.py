@@ -69,10 +69,18 @@ def test_validation_lines_are_megatrons() -> None:
             },
         ),
         (
-            {"step": 3, "consumed_samples": 24, "validation_loss": 1.0, "grad_norm/others": 2.0},
+            {
+                "step": 3,
+                "consumed_samples": 24,
+                "validation_loss": 1.0,
+                "mtp_loss/1": 1.5,
+                "grad_norm/others": 2.0,
+            },
             {
                 ("lm loss validation", 3): 1.0,
                 ("lm loss validation vs samples", 24): 1.0,
+                ("mtp_1 loss", 3): 1.5,
+                ("mtp_1 loss vs samples", 24): 1.5,
                 ("grad-norm/others", 3): 2.0,
                 ("grad-norm/others vs samples", 24): 2.0,
             },

@@ -21,6 +21,7 @@ from tokamake import plugins
 from tokamake.checkpoint import model_tensors
 from tokamake.config.architecture import Architecture
 from tokamake.config.resolved_run import Run, read_run
+from tokamake.estimate.parameters import stage_sizes
 from tokamake.models.common.positions import rotary
 from tokamake.parallel import mesh
 from tokamake.runtime.ranks import Ranks
@@ -224,6 +225,25 @@ def test_the_startup_log_names_changed_settings(run: Run) -> None:
     assert changed == ["optimizer.name sgd", "optimizer.momentum 0.8"]
     keeps_two = laid_out(run, {"keep_last": 2}).train
     assert [*changed_settings(run.train, keeps_two)] == ["keep_last empty"]
+
+
+def test_layers_that_predict_further_tokens_need_memory_in_the_last_stage(run: Run) -> None:
+    experts = {**SIZES, **OF_FAMILIES["deepseek_v3"], "num_hidden_layers": 4}
+    sizes = {"sequence_length": 256, "micro_batch_size": 8, "global_batch_size": 16}
+    for pp in (1, 2):
+        laid = laid_out(run, {**sizes, **parallel(pp=pp)})
+        parts = []
+        for number in (0, 1):
+            shape = Architecture(family="deepseek_v3", num_nextn_predict_layers=number, **experts)
+            own = laid.model_copy(update={"architecture": shape, "checkpoint": None})
+            parts.append(estimate(own, pp, "cpu"))
+            counted = estimate(own, pp, "cpu", stages=stage_sizes)
+            assert counted.weights == pytest.approx(parts[-1].weights)
+            assert counted.activations == pytest.approx(parts[-1].activations)
+        without, further = parts
+        logits = 4 * 8 * 256 * 2000
+        assert further.activations - without.activations > logits
+        assert further.optimizer > without.optimizer
 
 
 def test_a_run_that_does_not_fit_gives_a_warning(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

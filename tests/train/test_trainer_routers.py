@@ -1,4 +1,4 @@
-"""A run of a mixture of experts has records of its routers."""
+"""A run of a mixture of experts has records of its routers, and of further tokens (MTP)."""
 
 import math
 from pathlib import Path
@@ -21,7 +21,9 @@ from tests.support.runs import (
 SHAPE = dense("olmoe", num_experts=5, num_experts_per_tok=2, num_hidden_layers=2, vocab_size=120)
 
 
-BALANCED = latent(num_hidden_layers=2, num_attention_heads=2, vocab_size=120)
+BALANCED = latent(
+    num_hidden_layers=2, num_attention_heads=2, vocab_size=120, num_nextn_predict_layers=1
+)
 
 
 def start_run(root: Path, name: str, **train: object) -> Path:
@@ -52,7 +54,7 @@ def test_records_have_the_losses_of_routers_beside_the_loss(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("lone_rank")
-def test_biases_of_routers_change_by_the_choices_and_resume_bit_by_bit(tmp_path: Path) -> None:
+def test_biases_and_mtp_layers_change_and_resume_bit_by_bit(tmp_path: Path) -> None:
     root = prepare(tmp_path)
     write_start(root / "start", BALANCED, random_tensors(BALANCED, 5))
     router = {"bias_update_rate": 0.25, "balance_coefficient": 0.0}
@@ -64,6 +66,10 @@ def test_biases_of_routers_change_by_the_choices_and_resume_bit_by_bit(tmp_path:
     assert bias.abs().max() > 0
     assert all("busiest_expert/layers.1" in record for record in records(config)[:1])
     assert all("busiest_expert/layers.0" not in record for record in records(config)[:1])
+    first, *_, last = [record for record in records(config) if "loss" in record]
+    assert first["loss"] != first["mtp_loss/1"] == pytest.approx(math.log(120), abs=0.3)
+    assert last["mtp_loss/1"] < first["mtp_loss/1"]
+    assert "busiest_expert/layers.2" in first
     half = root / "whole/training/global_step2"
     again = start_run(
         root, "again", router=router, train_steps=4, save_interval=2, start=half, finetune=False
@@ -73,3 +79,8 @@ def test_biases_of_routers_change_by_the_choices_and_resume_bit_by_bit(tmp_path:
     fixed = start_run(root, "fixed", router={**router, "bias_update_rate": 0.0}, train_steps=2)
     assert train_here(fixed) == 0
     assert not weights(fixed)["model.layers.1.mlp.gate.e_score_correction_bias"].any()
+    ignored = start_run(root, "ignored", router=router, mtp={"loss_scaling_factor": 0.0})
+    assert train_here(ignored) == 0
+    assert records(ignored)[0]["loss"] == first["loss"]
+    assert records(ignored)[0]["mtp_loss/1"] == first["mtp_loss/1"]
+    assert not torch.equal(*(weights(each)["model.norm.weight"] for each in (ignored, config)))

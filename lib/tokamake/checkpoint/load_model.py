@@ -48,14 +48,13 @@ def load_model(checkpoint: Checkpoint) -> LoadedModel:
     from tokamake.runtime.ranks import Ranks
 
     verify(checkpoint)
-    source = checkpoint.source
+    source, architecture = checkpoint.source, checkpoint.architecture.without_mtp
     weights = {
         key.removeprefix("model."): source.read(key).contiguous()
-        for key in source
-        if key.startswith("model.")
+        for key in model_tensors.weight_shapes(architecture)
     }
     device = choose_device(Ranks(rank=0, world_size=1, local_rank=0, local_size=1))
-    model = model_tensors.to_model(checkpoint.architecture, weights).float().to(device).eval()
+    model = model_tensors.to_model(architecture, weights).float().to(device).eval()
     return LoadedModel(checkpoint, model, device)
 
 

@@ -258,7 +258,25 @@ class Architecture(Settings):
         if own.get("shared_towers") is False:
             return 2 * self.num_hidden_layers
         further: int = own.get("num_decoder_layers", 0) + own.get("num_encoder_layers", 0)
-        return self.num_hidden_layers + further
+        return self.num_hidden_layers + self.num_mtp_layers + further
+
+    @property
+    def num_mtp_layers(self) -> int:
+        """Layers after the last one that predict further tokens (MTP), in training alone."""
+        return int(self._optional("num_nextn_predict_layers", 0))
+
+    @property
+    def mtp_layers(self) -> range:
+        """Indices of these layers."""
+        number = self.num_hidden_layers
+        return range(number, number + self.num_mtp_layers)
+
+    @property
+    def without_mtp(self) -> "Architecture":
+        """The model that predicts the next token alone."""
+        if not self.num_mtp_layers:
+            return self
+        return self.model_copy(update={"num_nextn_predict_layers": 0})
 
     @property
     def retrieval_layers(self) -> range:
@@ -386,7 +404,7 @@ class Architecture(Settings):
     def expert_layers(self) -> range:
         """Indices of the layers with mixtures of experts; the layers before them are dense."""
         first = int(self._optional("first_k_dense_replace", 0))
-        return range(first, self.num_hidden_layers) if self.has_routers else range(0)
+        return range(first, self.mtp_layers.stop) if self.has_routers else range(0)
 
     @property
     def position_fields(self) -> tuple[str, ...]:

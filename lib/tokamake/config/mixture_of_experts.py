@@ -17,7 +17,7 @@ def check_experts(own: Mapping[str, Any], *, num_layers: int) -> None:
         raise ValueError(
             f"num_experts_per_tok: {chosen}: more than the {number} of num_experts; lower it"
         )
-    for name in (_FIRST_DENSE, "n_shared_experts"):
+    for name in (_FIRST_DENSE, "n_shared_experts", "num_nextn_predict_layers"):
         if own.get(name, 0) < 0:
             raise ValueError(f"{name}: {own[name]}: too small; give 0 or more")
     if own.get(_FIRST_DENSE, 0) >= num_layers:

@@ -15,6 +15,7 @@ from tokamake.config.train_sections import (
     FimSettings,
     LossScalingSettings,
     MaskingSettings,
+    MTPSettings,
     RouterSettings,
     StepRanges,
     TrackerSettings,
@@ -109,6 +110,8 @@ class TrainFields(Settings):
     """Dropout."""
     router: RouterSettings = RouterSettings()
     """Losses of the routers of mixtures of experts."""
+    mtp: MTPSettings = MTPSettings()
+    """Losses of layers that predict further tokens (MTP)."""
     optimizer: OptimizerSettings = OptimizerSettings()
     """Optimizer and its hyperparameters."""
     schedule: ScheduleSettings = ScheduleSettings()

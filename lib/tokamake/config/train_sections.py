@@ -43,6 +43,17 @@ class RouterSettings(Settings):
     for its last tokens."""
 
 
+class MTPSettings(Settings):
+    """Losses of layers that predict further tokens (MTP), for models with
+    num_nextn_predict_layers. The gradients of the training have them; the records of losses have
+    them apart."""
+
+    loss_scaling_factor: Annotated[float, Field(ge=0)] = 0.3
+    """Factor of the mean of these losses, one for each layer: Megatron's
+    --mtp-loss-scaling-factor, 0.1 there. DeepSeek-V3 uses 0.3 for its first 10 trillion tokens,
+    then 0.1. 0: the layers get no gradients, and the records still have their losses."""
+
+
 class FimSettings(Settings):
     """Fill-in-the-middle (FIM): rearrange documents so that the model learns to fill gaps."""
 

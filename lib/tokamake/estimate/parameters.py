@@ -89,13 +89,15 @@ def stage_sizes(run: Run, rank: int) -> list[StageSize]:
     found = []
     for number in parallel.stages_of_rank(rank):
         is_first, is_last = number == 0, number == len(stages) - 1
-        layers = [sizes.layers.get(layer, 0) for layer in stages[number]]
+        numbers = [*stages[number], *(architecture.mtp_layers if is_last else ())]
+        layers = [sizes.layers.get(layer, 0) for layer in numbers]
         if len(stages) == 1:
             layers = [*sizes.layers.values()]
         total = sum(layers) + sizes.first * is_first + sizes.last * is_last
-        if is_last and not is_first and architecture.tie_word_embeddings:
-            total += sizes.embedding  # the output layer's copy
-        experts = sum(sizes.experts.get(layer, 0) for layer in stages[number])
+        has_copy = architecture.tie_word_embeddings or architecture.num_mtp_layers
+        if is_last and not is_first and has_copy:
+            total += sizes.embedding
+        experts = sum(sizes.experts.get(layer, 0) for layer in numbers)
         share = partial(_share, dense=total - experts, experts=experts, expert_ranks=expert_ranks)
         found.append(StageSize(layers, total, is_last, share, experts))
     return found

@@ -32,7 +32,7 @@ def weight_bytes(architecture: "Architecture", layout: InferenceLayout, *, world
     most = 0
     for stage in layout.settings.layers_of_stages(architecture.num_hidden_layers):
         with torch.device("meta"):
-            module = family.Model(architecture, mesh, stage=stage)
+            module = family.Model(architecture.without_mtp, mesh, stage=stage)
         total = _num_parameters(module)
         if shards > 1:
             layers = [_num_parameters(layer) for layer in module.layers.values()]

@@ -43,7 +43,9 @@ class InferenceModel:
         peers: Peers,
         needs: Needs = _NO_NEEDS,
     ) -> None:
-        self.architecture, self.device, self._peers = checkpoint.architecture, peers.device, peers
+        # Layers that predict further tokens are of use in training alone.
+        self.architecture = checkpoint.architecture.without_mtp
+        self.device, self._peers = peers.device, peers
         self.mesh = mesh.SINGLE_RANK
         if peers.ranks.world_size > 1:
             peers.ranks.print_once(layout.describe(peers.ranks.world_size))

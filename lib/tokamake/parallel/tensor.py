@@ -119,8 +119,10 @@ class ReplicatedLinear(_LoadedLinear):
 class WholeLinear(_LoadedLinear):
     """A linear layer that every rank has whole; `partial`: gradients must be summed."""
 
-    def __init__(self, in_features: int, out_features: int, *, partial: bool = False) -> None:
-        super().__init__(in_features, out_features)
+    def __init__(
+        self, in_features: int, out_features: int, *, partial: bool = False, bias: bool = True
+    ) -> None:
+        super().__init__(in_features, out_features, bias=bias)
         self.placements = {name: Placement(partial=partial) for name in ("weight", "bias")}
 
     def forward(self, input: Tensor) -> Tensor:

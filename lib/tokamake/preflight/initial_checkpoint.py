@@ -77,9 +77,18 @@ def initial_architecture(
     if lines:
         raise UserError(
             f"{source}: does not match model.architecture; name the matching file, "
-            "or from_checkpoint\n" + "\n".join(lines)
+            f"or from_checkpoint{_further_layers_remedy(start, wanted)}\n" + "\n".join(lines)
         )
     return start.with_positions_of(wanted) if parent else start
+
+
+def _further_layers_remedy(start: Architecture, wanted: Architecture) -> str:
+    """What to do about layers that predict further tokens (MTP), if their numbers differ."""
+    number = start.num_mtp_layers
+    if number == wanted.num_mtp_layers:
+        return ""
+    has = f"has {number} layers" if number else "has no layers"
+    return f"; it {has} that predict further tokens: set num_nextn_predict_layers to {number}"
 
 
 def check_start(start: Checkpoint, train: TrainSettings, *, architecture: Architecture) -> None:

@@ -3,7 +3,8 @@
 from tokamake import plugins
 from tokamake.config.architecture import Architecture, objectives
 from tokamake.config.objective import objective_data
-from tokamake.config.train_sections import RouterSettings
+from tokamake.config.parallel import SPLIT_BACKWARD
+from tokamake.config.train_sections import MTPSettings, RouterSettings
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 
@@ -69,11 +70,37 @@ def check_layout(train: TrainSettings, architecture: Architecture) -> None:
         raise UserError(
             f"train.router: has no effect: family {architecture.family} has no routers; remove it"
         )
+    _check_further_tokens(train, architecture)
     usual = RouterSettings().bias_update_rate
     if train.router.bias_update_rate != usual and not architecture.has_router_biases:
         raise UserError(
             f"train.router.bias_update_rate: {train.router.bias_update_rate}: has no effect: "
             f"routers of family {architecture.family} have no biases; remove it"
+        )
+
+
+def _check_further_tokens(train: TrainSettings, architecture: Architecture) -> None:
+    """Check that a run can train layers that predict further tokens (MTP)."""
+    if not architecture.num_mtp_layers:
+        if train.mtp != MTPSettings():
+            raise UserError(
+                "train.mtp: has no effect: the model has no layers that predict further tokens "
+                "(num_nextn_predict_layers); remove it"
+            )
+        return
+    remedy = "or set num_nextn_predict_layers of the model to 0"
+    if train.optimizer.facts.extra_pass:
+        raise UserError(
+            f"train.optimizer.name: {train.optimizer.name}: looks at labels of the next token "
+            "alone, and the model has layers that predict further tokens; choose another "
+            f"optimizer, {remedy}"
+        )
+    parallel = train.parallel
+    if parallel.pipeline_parallel_size > 1 and parallel.pipeline_schedule in SPLIT_BACKWARD:
+        raise UserError(
+            f"train.parallel.pipeline_schedule: {parallel.pipeline_schedule}: computes gradients "
+            "of weights late, which is impossible for layers that predict further tokens; use "
+            f"interleaved_1f1b, {remedy}"
         )
 
 

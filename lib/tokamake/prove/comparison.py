@@ -159,6 +159,9 @@ class _Comparison:
             if self._run.train.log_corpus_losses:
                 self._compare_corpora(of_step, done.corpus_losses, expected=step.corpora)
             self._compare_routers(of_step, done.routers, expected=step.routers)
+            further = zip(done.further_losses, step.further_losses, strict=True)
+            for layer, (own, right) in enumerate(further, 1):
+                self._compare_number(f"loss of MTP layer {layer} {of_step}", own, expected=right)
             engine._set_mode("eval")
             self._compare_weights(number)
             self._compare_biases(of_step, done.routers)

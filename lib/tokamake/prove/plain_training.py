@@ -15,6 +15,7 @@ from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.tensors.extents import whole_slices
 from tokamake.config.resolved_run import Run
 from tokamake.models.common.language_model import DropoutRates, Predictions, predictions
+from tokamake.models.common.multi_token_prediction import MTPLosses
 from tokamake.models.common.router_losses import LayerRouting, RouterLosses
 from tokamake.optim._extra_pass import ExtraPass, Relabel
 from tokamake.optim._groups import parameter_groups, set_rates
@@ -44,6 +45,8 @@ class PlainStep(NamedTuple):
     """Sum of the losses of tokens, and number of labels, of each corpus; empty: not measured."""
     routers: tuple[LayerRouting, ...] = ()
     """Measurements of the router of each layer; empty: the family has none."""
+    further_losses: tuple[float, ...] = ()
+    """Mean loss of each layer that predicts further tokens; empty: the model has none."""
 
 
 class PlainTraining(NamedTuple):
@@ -99,6 +102,7 @@ class _PlainTrainer:
         if any(dropout) or self.model.has_own_dropout:
             self.model.dropout_rates = DropoutRates(*dropout, run.seed)
         self.routers = self._watch_routers() if run.architecture.has_routers else None
+        self.further = self._watch_further() if run.architecture.num_mtp_layers else None
         self.masters = self._initial_weights()
         self.optimizer = self._build_optimizer()
 
@@ -113,6 +117,18 @@ class _PlainTrainer:
         )
         self.model.watch_routers(routers)
         return routers
+
+    def _watch_further(self) -> MTPLosses:
+        architecture = self.run.architecture
+        assert architecture.vocab_size is not None
+        losses = MTPLosses(
+            scaling_factor=self.run.train.mtp.loss_scaling_factor,
+            num_layers=architecture.num_mtp_layers,
+            vocab_size=architecture.vocab_size,
+            device=torch.device("cpu"),
+        )
+        self.model.further_losses = losses
+        return losses
 
     def _initial_weights(self) -> dict[str, nn.Parameter]:
         weights = model_tensors.random_weights(self.run.architecture, self.run.seed)
@@ -160,6 +176,10 @@ class _PlainTrainer:
         if self.routers is not None:
             routers = self.routers.read(self.routers.take().tolist(), self._num_rows)
             self._balance(routers)
+        further: tuple[float, ...] = ()
+        if self.further is not None:
+            sums = zip(self.further.take().tolist(), self._further_labels, strict=True)
+            further = tuple(total / max(1, labels) for total, labels in sums)
         limit = self.run.train.gradient_clipping or torch.inf
         norm = nn.utils.clip_grad_norm_(self.masters.values(), limit)
         gradients = {
@@ -177,6 +197,7 @@ class _PlainTrainer:
             self._saved(self.masters | self.buffers),
             corpora,
             routers,
+            further,
         )
 
     def _balance(self, routers: Sequence[LayerRouting]) -> None:
@@ -203,6 +224,9 @@ class _PlainTrainer:
         self._num_rows = sum(len(batch.inputs) for batch in batches)
         if self.routers is not None:
             self.routers.factor = self._scale / self._num_rows
+        if self.further is not None:
+            self._further_labels = _num_further_labels(batches)
+            self.further.factors = [self._scale / max(1, n) for n in self._further_labels]
         total = torch.zeros(())
         for batch in batches:
             loss = self._mean(batch, num_labels=max(1, num_labels), num_samples=max(1, num_samples))
@@ -211,6 +235,8 @@ class _PlainTrainer:
             total += loss.detach()
         if self.routers is not None:
             self.routers.factor = None
+        if self.further is not None:
+            self.further.factors = ()
         # Without labels, gradients are 0, and the optimizer still decays weights and uses momentum.
         return total if num_labels + num_samples else None
 
@@ -314,6 +340,12 @@ class _PlainTrainer:
 def _num_labels(batches: Sequence[MicroBatch]) -> int:
     """Tokens of a step that have a label."""
     return sum(int((batch.labels != NO_LABEL).sum()) for batch in batches)
+
+
+def _num_further_labels(batches: Sequence[MicroBatch]) -> list[int]:
+    """Labels of each layer that predicts further tokens."""
+    labels_NK = torch.cat([each.further_inputs["further_labels"].flatten(0, 1) for each in batches])
+    return [int(number) for number in (labels_NK != NO_LABEL).sum(0)]
 
 
 def _num_samples(batches: Sequence[MicroBatch]) -> int:

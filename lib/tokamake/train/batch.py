@@ -38,7 +38,8 @@ class Batch(NamedTuple, Generic[Array]):
     decoder_document_ids; (B, L) block_tokens, and their block_document_ids; (N,) label_places, flat
     index in the (B, L) grid of each label; (samples,) sample_places of first tokens, if samples
     share rows; (samples,) sample_numbers, from which masks of dropout follow; (B, L) is_token, for
-    families with routers: False where a row is filled up."""
+    families with routers: False where a row is filled up; (B, L, K) further_tokens and
+    further_labels, for layers that predict further tokens."""
     sample_labels: Array | None = None
     """(samples,) labels of whole samples: classes such as the order of sentences, or numbers."""
     num_sample_labels: int | None = None

@@ -86,6 +86,8 @@ def scalars(record: Record) -> Scalars:
             tag = f"lm loss validation{_suffix(name.removeprefix(_VALIDATION).lstrip('/'))}"
         if name.startswith("loss/"):  # Megatron has no losses of corpora
             tag = f"lm {name}"
+        if name.startswith("mtp_loss/"):
+            tag = f"mtp_{name.partition('/')[2]} loss"
         if name.startswith("grad_norm/"):  # nor norms of layers
             tag = f"grad-norm/{name.partition('/')[2]}"
         if tag:

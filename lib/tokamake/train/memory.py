@@ -16,7 +16,7 @@ from tokamake.config.objective import objective_data
 from tokamake.config.parallel import SPLIT_BACKWARD
 from tokamake.config.resolved_run import Run, sample_lengths
 from tokamake.config.training import TrainSettings
-from tokamake.models.common.costs import SavedActivations
+from tokamake.models.common.costs import SavedActivations, rms_norm_bytes
 
 _FP32_BYTES = 4
 _DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -102,7 +102,8 @@ def estimate(
     - experts: as if each rank had the same number of rows. A rank whose experts are chosen more
       often needs as many times more for the part of its layer's activations that is split.
     - logits: b × tokens × this rank's part of the vocabulary; their gradient replaces them. Times
-      the micro batches on their way, if the schedule computes gradients of weights late.
+      the micro batches on their way, if the schedule computes gradients of weights late. Once more
+      for each layer that predicts further tokens.
 
     After Korthikanti et al. 2022, arXiv 2205.05198, with SDPA in place of stored scores.
     """
@@ -200,8 +201,11 @@ def _activations(run: Run, setup: _Setup, *, stages: list[StageSize], rank: int)
     passes = _num_passes(setup, rank) / len(stages)
     stacks = [each for stage in stages for each in _stacks(run, setup, stage=stage)]
     layers = sum(stack.length * _layer_bytes(run, setup, stack=stack) for stack in stacks)
-    has_logits = any(stage.is_last for stage in stages)
-    logits = _num_logits(run, stacks[-1]) * _logit_bytes(run, setup) if has_logits else 0.0
+    logits = 0.0
+    if any(stage.is_last for stage in stages):
+        layers += stacks[-1].length * _further_bytes(run, setup)
+        num_outputs = 1 + run.architecture.num_mtp_layers
+        logits = num_outputs * _num_logits(run, stacks[-1]) * _logit_bytes(run, setup)
     samples = run.train.micro_batch_size / parallel.context_parallel_size
     return samples * (passes * layers + logits) + _attention_bias_bytes(run, setup)
 
@@ -271,6 +275,21 @@ def _with_neighbors(
         _SameLayers(length, length + total * chunk // length, num_retrieving, retrieving),
         _SameLayers(length, length, architecture.num_hidden_layers - num_retrieving, plain),
     ]
+
+
+def _further_bytes(run: Run, setup: _Setup) -> float:
+    """Bytes of a token in layers that predict further tokens, beside activations of usual layers.
+
+    The embedding and the states before, their norms, and the result of the last norm.
+    """
+    parallel, hidden = run.train.parallel, run.architecture.hidden_size
+    kept = 3 * hidden * setup.dtype_bytes
+    if run.train.recompute_granularity == "none":
+        kept += 2 * hidden * setup.dtype_bytes
+        fused = setup.device_type != "cpu"
+        kept += rms_norm_bytes(3 * hidden, setup.dtype_bytes, fused=fused)
+    sequence = parallel.tensor_parallel_size if parallel.sequence_parallel else 1
+    return run.architecture.num_mtp_layers * kept / sequence
 
 
 def _logit_bytes(run: Run, setup: _Setup) -> float:

@@ -17,6 +17,7 @@ from tokamake import plugins
 from tokamake.checkpoint import model_tensors
 from tokamake.config.resolved_run import Run
 from tokamake.models.common.language_model import DropoutRates, Output, Predictions, predictions
+from tokamake.models.common.multi_token_prediction import MTPLosses
 from tokamake.models.common.recompute import Recompute
 from tokamake.models.common.router_losses import LayerRouting, RouterLosses
 from tokamake.models.common.routers import balanced_routers
@@ -44,10 +45,17 @@ class LossFactors(NamedTuple):
     """Factor of the loss of whole samples."""
     rows: float | Tensor | None = None
     """Factor of the losses of routers, which are sums over rows; None: there are none."""
+    further: tuple[float | Tensor, ...] = ()
+    """Factor of the losses of each layer that predicts further tokens; empty: there are none."""
 
     def times(self, factor: float) -> "LossFactors":
+        scaled = LossFactors(self.tokens * factor, self.samples * factor, self.rows, self.further)
+        return scaled.times_added(factor)
+
+    def times_added(self, factor: float) -> "LossFactors":
+        """Scale the losses that enter the backward pass beside the loss of the output."""
         rows = None if self.rows is None else self.rows * factor
-        return LossFactors(self.tokens * factor, self.samples * factor, rows)
+        return self._replace(rows=rows, further=tuple(each * factor for each in self.further))
 
     def mean(self, total: Tensor) -> Tensor:
         """A sum of losses of tokens, fp32, as a mean."""
@@ -71,6 +79,7 @@ class PipelineStages:
             None: nothing is.
         objective: the run's objective.
         routers: losses of routers; None: the family has none.
+        further: losses of layers that predict further tokens; None: the model has none.
         sample_losses: (2,) sum of the losses of whole samples, and their number, for each micro
             batch since `take_sample_loss`; without gradients.
         measured: (metrics, 2) results of `ObjectiveBase.measure`, for each micro batch of a
@@ -120,6 +129,7 @@ class PipelineStages:
             sharding.keep_master_weights(self.chunks, self._dtype)
         self._factors = LossFactors()
         self.routers = self._watch_routers() if run.architecture.has_routers else None
+        self.further = self._watch_further() if run.architecture.num_mtp_layers else None
         self.sample_losses: list[Tensor] = []
         self.measured: list[Tensor] = []
         self.watch_logits: Callable[[Tensor], None] | None = None
@@ -173,6 +183,21 @@ class PipelineStages:
             module.watch_routers(losses)
         return losses
 
+    def _watch_further(self) -> MTPLosses:
+        architecture = self._run.architecture
+        assert architecture.vocab_size is not None
+        losses = MTPLosses(
+            scaling_factor=self._train.mtp.loss_scaling_factor,
+            num_layers=architecture.num_mtp_layers,
+            vocab_size=architecture.vocab_size,
+            device=self._device,
+            mesh=self._mesh,
+            compiled=self._train.compile,
+        )
+        for module in self.modules.values():
+            module.further_losses = losses
+        return losses
+
     def balance_routers(self, measured: Sequence[LayerRouting]) -> None:
         """Change the biases of routers by the choices of a step, which all ranks know."""
         rate = self._train.router.bias_update_rate
@@ -189,6 +214,8 @@ class PipelineStages:
         self._factors = factors
         if self.routers is not None:
             self.routers.factor = factors.rows
+        if self.further is not None:
+            self.further.factors = factors.further
 
     def _make_pipeline(self, device: torch.device) -> Pipeline:
         if last := self.modules.get(self._train.parallel.num_stages - 1):
@@ -206,6 +233,12 @@ class PipelineStages:
         """Index, in the whole model, of a parameter's layer; None: it is in no layer."""
         number: int | None = next(iter(self.modules.values())).layer_number(parameter)
         return number
+
+    @property
+    def copies_embedding(self) -> bool:
+        """Whether the last stage of a pipeline has a copy of the embedding."""
+        architecture = self._run.architecture
+        return architecture.tie_word_embeddings or architecture.num_mtp_layers > 0
 
     @property
     def is_pipelined(self) -> bool:
@@ -247,8 +280,9 @@ class PipelineStages:
     def forget_losses(self) -> None:
         """Drop losses of samples, rows and routers that no step counts."""
         self.sample_losses.clear()
-        if self.routers is not None:
-            self.routers.forget()
+        for losses in (self.routers, self.further):
+            if losses is not None:
+                losses.forget()
         if self.row_losses is not None:
             self.row_losses.clear()
 
@@ -274,7 +308,7 @@ class PipelineStages:
 
         Returns:
             Sum of the losses times their factors; 0 on ranks without the last stage. Losses of
-            routers are not part of it, only their gradients.
+            routers and of further tokens are not part of it, only their gradients.
         """
         self._use(factors)
         if self._pipeline:
@@ -284,8 +318,9 @@ class PipelineStages:
             )
             # At its first step, torch finds the shapes of a stage by a trial pass.
             del self.sample_losses[: -len(batches)]
-            if self.routers is not None:
-                self.routers.keep(len(batches))
+            for losses in (self.routers, self.further):
+                if losses is not None:
+                    losses.keep(len(batches))
             return total
         (module,) = self.modules.values()
         sharding.round_master_weights(self.chunks)

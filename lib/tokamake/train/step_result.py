@@ -46,6 +46,9 @@ class StepResult(NamedTuple):
     """Whether any token, or sample, of the global batch has a label; else the loss is 0."""
     routers: tuple[LayerRouting, ...] = ()
     """Measurements of the router of each layer; empty: the family has none."""
+    further_losses: tuple[float, ...] = ()
+    """Mean loss of each layer that predicts further tokens, not part of `loss`; empty: the model
+    has none."""
     num_rows: int = 0
     """Rows of tokens, over all ranks: fewer than samples if these share rows."""
 

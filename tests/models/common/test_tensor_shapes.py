@@ -17,6 +17,8 @@ MODELS = [
     *berts.ARCHITECTURES.values(),
     *t5s.ARCHITECTURES.values(),
     *t5s.HF_ARCHITECTURES.values(),
+    dense.latent(num_nextn_predict_layers=2),
+    dense.dense("glm4_moe", num_nextn_predict_layers=1, **dense.SHARED_EXPERTS),
 ]
 
 

@@ -47,6 +47,7 @@ _TOKENIZER_FILES = (
 _BUFFERS = r"(.*\.)?(rotary_emb\.\w*inv_freq|attn\.(bias|masked_bias)|embeddings\.\w+_ids)"
 """Names of tensors that old versions of transformers stored, and that follow from the config."""
 
+_MTP_KEY = "num_nextn_predict_layers"
 _GATES_AND_UPS = ".gate_up_proj"
 """End of the names of tensors that hold the gates and up projections of all experts of a layer."""
 _EXPERTS = re.compile(r"(model\.layers\.\d+\.mlp\.experts)\.(gate|up|down)_proj\.weight")
@@ -78,16 +79,19 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         raise UserError(f"{folder}: {model_tensors.unsupported_file(folder)}")
     architecture, model_format = config_json.read_config(folder)
     extents = _find_tensors(folder, model_format)
-    if model_format.leaves_out_further_layers:
-        extents = _without_further_layers(
-            folder, extents, architecture=architecture, model_format=model_format
+    config = files.read_json(folder / "config.json", REMEDY)
+    if model_format.has_mtp_layers:
+        stated = config.get(_MTP_KEY)
+        architecture, extents = _with_mtp_layers(
+            folder, extents, architecture=architecture, model_format=model_format, stated=stated
         )
     if any(name.endswith(f".mlp.experts{_GATES_AND_UPS}") for name in extents):
         stored = _stored_with_fused_experts(architecture, model_format)
     else:
         stored = _stored_tensors(architecture, model_format)
     # An output layer that is not tied is no copy, but a tensor of the model.
-    known = {name: ours for name, ours in model_format.copies.items() if name not in stored}
+    copies_of = {**model_format.copies, **model_format.mtp_copies(architecture)}
+    known = {name: ours for name, ours in copies_of.items() if name not in stored}
     for name, ours in known.items():  # some programs store tied tensors under one of their names
         if name in extents and (original := model_format.name(ours)) not in extents:
             extents[original] = extents.pop(name)
@@ -115,10 +119,11 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     for (name, (extent, original)), copy in zip(extra.items(), copies, strict=True):
         if not _is_same(source, copy, stored=(extent, extents[original])):
             reason = "but config.json says tie_word_embeddings; set it to false"
-            if name in model_format.twice:
+            if name in model_format.mtp_copies(architecture):
+                reason = f"and the model has one for both; set {_MTP_KEY} in config.json to 0"
+            elif name in model_format.twice:
                 reason = f"and a {architecture.family} has one for both; choose another model"
             raise UserError(f"{extent.file}: tensor {name} differs from {original}, {reason}")
-    config = files.read_json(folder / "config.json", REMEDY)
     noted = ("model_type", "bos_token_id", "eos_token_id")
     notes = {key: config[key] for key in noted if key in config}
     rates = {rate: config[key] for key, rate in model_format.dropout.items() if key in config}
@@ -147,26 +152,32 @@ def _find_tensors(folder: Path, model_format: HFFormat) -> dict[str, Extent]:
     return {full_name(name): extent for name, extent in extents.items()}
 
 
-def _without_further_layers(
+def _with_mtp_layers(
     folder: Path,
     extents: dict[str, Extent],
     *,
     architecture: Architecture,
     model_format: HFFormat,
-) -> dict[str, Extent]:
-    """Leave out layers after the last one, and say so."""
+    stated: int | None,
+) -> tuple[Architecture, dict[str, Extent]]:
+    """Count the layers after the last one: the files decide, unless config.json states 0."""
     layer = re.compile(rf"{re.escape(model_format.prefix)}{model_format.layers}\.(\d+)\.")
     number_of = {name: int(match[1]) for name in extents if (match := layer.match(name))}
-    left_out = {name for name, n in number_of.items() if n >= architecture.num_hidden_layers}
-    if not left_out:
-        return extents
-    numbers = sorted({number_of[name] for name in left_out})
-    config_json.warn_once(
-        f"{folder}: layers that predict further tokens (MTP, num_nextn_predict_layers) are left "
-        f"out: {', '.join(map(str, numbers))}; a training does not use them, and files written "
-        "from this model lack them"
-    )
-    return {name: extent for name, extent in extents.items() if name not in left_out}
+    first = architecture.num_hidden_layers
+    number = max([first - 1, *number_of.values()]) + 1 - first
+    if stated == 0 and number:
+        config_json.warn_once(
+            f"{folder}: its layers that predict further tokens (MTP), from layer {first} on, are "
+            f"left out, because config.json says {_MTP_KEY}: 0"
+        )
+        kept = {name: each for name, each in extents.items() if number_of.get(name, 0) < first}
+        return architecture, kept
+    if stated and not number:
+        config_json.warn_once(
+            f"{folder}: has no layers that predict further tokens (MTP), though config.json says "
+            f"{_MTP_KEY}: {stated}; transformers does not save them"
+        )
+    return architecture.model_copy(update={_MTP_KEY: number}), extents
 
 
 def _locate(folder: Path, ignored: re.Pattern[str]) -> dict[str, Extent]:
@@ -322,7 +333,10 @@ def warnings(checkpoint: Checkpoint) -> list[str]:
 def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Extent]:
     """Write config.json and files of safetensors with holes in place of the tensors."""
     architecture = checkpoint.architecture
-    stored = _stored_tensors(architecture, config_json.format_for(architecture))
+    model_format = config_json.format_for(architecture)
+    stored = _stored_tensors(architecture, model_format)
+    for name, ours in model_format.mtp_copies(architecture).items():
+        stored[name] = stored[model_format.name(ours)]
     planned = {
         name: PlannedTensor(
             tensor.shape, _dtype(tensor.chunks, checkpoint.source, target), tensor.chunks

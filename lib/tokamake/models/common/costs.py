@@ -248,11 +248,13 @@ def flops_per_token(
     assert architecture.vocab_size is not None, "fill in vocab_size before counting"
     hidden = architecture.hidden_size
     mlp = num_mlp_matrices * hidden * architecture.intermediate_size
-    layers = range(architecture.num_hidden_layers)
+    layers = range(architecture.mtp_layers.stop)
     seen = sum(min(sequence_length, architecture.window(n) or sequence_length) for n in layers)
     attention = of_attention(architecture)
     multiply_adds = len(layers) * (attention.of_token + mlp) + seen * attention.of_pair
-    multiply_adds += hidden * architecture.vocab_size
+    num_outputs = 1 + architecture.num_mtp_layers
+    multiply_adds += num_outputs * hidden * architecture.vocab_size
+    multiply_adds += architecture.num_mtp_layers * 2 * hidden * hidden  # both inputs as one
     return 3 * 2 * multiply_adds
 
 
@@ -267,7 +269,7 @@ def flops_per_token_of_experts(
         architecture, sequence_length, num_mlp_matrices=0, of_attention=of_attention
     )
     num_mixtures = len(architecture.expert_layers)
-    num_dense = architecture.num_hidden_layers - num_mixtures
+    num_dense = architecture.mtp_layers.stop - num_mixtures
     widths: int = num_mixtures * (
         architecture.setting("num_experts") + 3 * architecture.used_mlp_size
     )

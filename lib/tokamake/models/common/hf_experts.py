@@ -21,8 +21,8 @@ LATENT_KEYS = {
     **same_keys("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
 }
 """The same for types with latent attention."""
-NO_MTP = {"num_nextn_predict_layers": 0}
-"""`HFFormat.constants`: transformers takes a missing key for 1."""
+MTP_KEYS = same_keys("num_nextn_predict_layers")
+"""Key of types with layers that predict further tokens; transformers takes a missing one for 1."""
 
 
 def with_floats(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -125,9 +125,9 @@ class HFFormat:
     """Whether weights of projections have the shape (inputs, outputs)."""
     ignored: str = "$^"
     """Pattern of names of tensors that hold no weights."""
-    leaves_out_further_layers: bool = False
-    """Whether files may have layers after the last one, which predict further tokens (MTP) and
-    which our model leaves out, as transformers does."""
+    has_mtp_layers: bool = False
+    """Whether files may have layers after the last one, which predict further tokens (MTP).
+    transformers ignores them."""
 
     def name(self, ours: str) -> str:
         """Name of a tensor, by ours; for query, key or value, the name of the fused tensor."""
@@ -158,6 +158,16 @@ class HFFormat:
         if "{}" not in name:
             return [(name, None)]
         return [(name.format(index), index) for index in range(shape[0])]
+
+    def mtp_copies(self, architecture: Architecture) -> dict[str, str]:
+        """Copies of the embedding and the output layer in MTP layers, and our tensors there."""
+        embedding = "model.embed_tokens.weight"
+        output = embedding if architecture.tie_word_embeddings else "lm_head.weight"
+        return {
+            f"{self.prefix}{self.layers}.{number}.{name}.weight": ours
+            for number in architecture.mtp_layers
+            for name, ours in (("embed_tokens", embedding), ("shared_head.head", output))
+        }
 
     def is_outside(self, name: str) -> bool:
         """Whether a stored tensor has no prefix, even in a whole model."""

@@ -175,6 +175,12 @@ class LanguageModel(nn.Module):
             attention.window = self.architecture.window(int(number))
 
     @property
+    def main_layers(self) -> list[nn.Module]:
+        """Layers of this stage that predict the next token."""
+        number = self.architecture.num_hidden_layers
+        return [layer for index, layer in self.layers.items() if int(index) < number]
+
+    @property
     def blocks(self) -> list[nn.Module]:
         """Layers of this stage: each is compiled, sharded and recomputed for itself."""
         return [*self.layers.values()]
@@ -267,7 +273,7 @@ class LanguageModel(nn.Module):
         self, x_BLD: Tensor, *inputs: Any, cache: KeyValueCache | None = None
     ) -> Tensor:
         """Pass states through the layers of this stage; each gets `inputs` and its cache, too."""
-        layers = [*self.layers.values()]
+        layers = self.main_layers
         if cache is None:
             return run(layers, self.recompute, x_BLD, *inputs)
         if decoding.applies(layers, x_BLD, cache=cache):
@@ -350,7 +356,7 @@ class LanguageModel(nn.Module):
 
     def new_cache(self, num_rows: int, capacity: int, *, is_kept: bool = True) -> KeyValueCache:
         """Empty cache for `forward`; see `KeyValueCache` for the arguments."""
-        return KeyValueCache(len(self.layers), num_rows, capacity=capacity, is_kept=is_kept)
+        return KeyValueCache(len(self.main_layers), num_rows, capacity=capacity, is_kept=is_kept)
 
 
 def predictions(output: Output) -> Predictions:

@@ -11,11 +11,12 @@ Shape suffixes: B rows, L tokens of a row, E experts.
 """
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from tokamake.models.common.added_loss import with_loss
 from tokamake.parallel.collectives import all_reduce
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 
@@ -111,15 +112,14 @@ class RouterLosses:
             means = torch.stack((balance_B.sum(), z_B.sum(), entropy_B.sum()))
             own_E = (is_chosen * mask_BL[..., None]).sum((0, 1))
             measured = torch.cat((means, own_E))
-        added: Tensor = _Added.apply(weights, loss, self, layer, measured)
-        return added
+        return with_loss(weights, loss, sums=self, number=layer, measured=measured)
 
-    def gradient(self, layer: int, measured: Tensor) -> Tensor:
+    def gradient(self, number: int, measured: Tensor) -> Tensor:
         """Gradient of the losses of a micro batch; counts what a layer has measured there."""
         factor = self.factor
         if factor is None:
             return measured.new_zeros(())
-        self._measured.setdefault(layer, []).append(measured)
+        self._measured.setdefault(number, []).append(measured)
         # Tensor-parallel ranks compute the same losses, and add up gradients of scores and states.
         # A copy of a number of the host would wait for the device.
         return (measured.new_ones(()) * (factor / self._mesh.tensor.size)).float()
@@ -157,24 +157,3 @@ class RouterLosses:
             LayerRouting(layer, balance / rows, z / rows, entropy / rows, tuple(counts))
             for layer, (balance, z, entropy, *counts) in zip(self._layers, of_layers, strict=True)
         )
-
-
-class _Added(torch.autograd.Function):
-    """A tensor, unchanged; its backward pass also begins the one of a loss."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        loss: Tensor,  # noqa: ARG004
-        losses: RouterLosses,
-        layer: int,
-        measured: Tensor,
-    ) -> Tensor:
-        """Return x as it is; `losses` counts `measured` in the backward pass."""
-        ctx.losses, ctx.layer, ctx.measured = losses, layer, measured
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return gradient, ctx.losses.gradient(ctx.layer, ctx.measured), None, None, None

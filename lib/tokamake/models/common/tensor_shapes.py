@@ -71,12 +71,24 @@ def shapes(
     others = attention | of_mlp(architecture) | last if of_mlp else dense
     num_dense = (architecture.model_extra or {}).get("first_k_dense_replace", 0)
     num_others = architecture.num_hidden_layers - num_dense
-    tensors = _layers("model", [dense] * num_dense + [others] * num_others)
+    further = others | _mtp(hidden)
+    layers = [dense] * num_dense + [others] * num_others
+    tensors = _layers("model", layers + [further] * architecture.num_mtp_layers)
     tensors |= _embeddings(architecture) | of_embeddings(architecture)
     tensors |= with_bias("model.norm", (hidden,), has_bias=biased_norms)
     if not architecture.tie_word_embeddings:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     return tensors | of_heads(architecture)
+
+
+def _mtp(hidden: int) -> Shapes:
+    """Further tensors of a layer that predicts further tokens."""
+    return {
+        "enorm.weight": (hidden,),
+        "hnorm.weight": (hidden,),
+        "eh_proj.weight": (hidden, 2 * hidden),
+        "shared_head.norm.weight": (hidden,),
+    }
 
 
 def _norms(names: tuple[str, ...], width: int, *, biased: bool) -> Shapes:

@@ -3,7 +3,7 @@
 from functools import partial
 
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_experts import LATENT_KEYS, NO_MTP, latent_fields, latent_keys
+from tokamake.models.common.hf_experts import LATENT_KEYS, MTP_KEYS, latent_fields, latent_keys
 from tokamake.models.common.hf_format import EXPERT_NAMES, HFFormat, same_keys
 
 shapes = partial(
@@ -21,7 +21,7 @@ HUGGING_FACE = (
     HFFormat(
         model_type="deepseek_v3",
         class_name="DeepseekV3ForCausalLM",
-        keys=LATENT_KEYS | same_keys("rope_interleave"),
+        keys=LATENT_KEYS | MTP_KEYS | same_keys("rope_interleave"),
         defaults={
             "vocab_size": 129280,
             "hidden_size": 7168,
@@ -48,14 +48,15 @@ HUGGING_FACE = (
             "topk_group": 4,
             "norm_topk_prob": True,
             "routed_scaling_factor": 2.5,
+            "num_nextn_predict_layers": 0,
         },
         implied={"position_embedding": "rotary"},
         dropout={"attention_dropout": "attention"},
         supported={key: (value,) for key, value in _CHOICE.items()},
-        constants=_CHOICE | NO_MTP,
+        constants=_CHOICE,
         extra_fields=latent_fields,
         extra_keys=latent_keys,
         names=EXPERT_NAMES,
-        leaves_out_further_layers=True,
+        has_mtp_layers=True,
     ),
 )

@@ -2,13 +2,13 @@
 
 The first `first_k_dense_replace` layers have an MLP of the width `intermediate_size`. An expert has
 the width `moe_intermediate_size`; the MLP that all tokens pass is `n_shared_experts` times as wide.
-Layers that predict further tokens (MTP) are not built.
+`num_nextn_predict_layers` layers predict further tokens in training (MTP).
 """
 
 from typing import Any
 
-from tokamake.models.common.experts import ExpertDecoder
 from tokamake.models.common.latent_attention import LatentAttention
+from tokamake.models.common.multi_token_prediction import MTPDecoder
 from tokamake.models.common.routers import BalancedRouter
 
 HAS_ROUTERS = True
@@ -37,10 +37,11 @@ SETTINGS = {
     "topk_group": 4,
     "norm_topk_prob": (True, False),
     "routed_scaling_factor": 2.5,
+    "num_nextn_predict_layers": 0,
 }
 
 
-class Model(ExpertDecoder):
+class Model(MTPDecoder):
     """A DeepSeek-V3; its parameters have Hugging Face's names, except for stacks of experts."""
 
     router = BalancedRouter

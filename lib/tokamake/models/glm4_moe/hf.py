@@ -4,7 +4,7 @@ from functools import partial
 
 from tokamake.config.architecture import Architecture
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_experts import KEYS, NO_MTP, with_floats
+from tokamake.models.common.hf_experts import KEYS, MTP_KEYS, with_floats
 from tokamake.models.common.hf_format import EXPERT_NAMES, HFFormat, same_keys
 
 
@@ -31,6 +31,7 @@ HUGGING_FACE = (
         class_name="Glm4MoeForCausalLM",
         keys={
             **_KEYS,
+            **MTP_KEYS,
             **same_keys("head_dim", "use_qk_norm"),
             "qkv_bias": ("attention_bias",),
         },
@@ -58,14 +59,14 @@ HUGGING_FACE = (
             "topk_group": 1,
             "norm_topk_prob": True,
             "routed_scaling_factor": 1.0,
+            "num_nextn_predict_layers": 0,
         },
         implied={"position_embedding": "rotary"},
         dropout={"attention_dropout": "attention"},
-        constants=NO_MTP,
         extra_fields=with_floats,
         extra_keys=lambda architecture: {"head_dim": architecture.head_dim},
         partial_rotary="partial_rotary_factor",
         names=EXPERT_NAMES,
-        leaves_out_further_layers=True,
+        has_mtp_layers=True,
     ),
 )

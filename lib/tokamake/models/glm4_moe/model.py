@@ -1,13 +1,13 @@
 """GLM-4.5 (arXiv 2508.06471): grouped heads that rotate in part, experts as in DeepSeek-V3.
 
 The first `first_k_dense_replace` layers have an MLP of the width `intermediate_size`. An expert has
-the width `moe_intermediate_size`. `qkv_bias` is transformers' `attention_bias`. Layers that predict
-further tokens (MTP) are not built.
+the width `moe_intermediate_size`. `qkv_bias` is transformers' `attention_bias`.
+`num_nextn_predict_layers` layers predict further tokens in training (MTP).
 """
 
-from tokamake.models.common.experts import ExpertDecoder
 from tokamake.models.common.head_norms import HeadRMSNorm
 from tokamake.models.common.layers import Attention
+from tokamake.models.common.multi_token_prediction import MTPDecoder
 from tokamake.models.common.routers import BalancedRouter
 
 HAS_ROUTERS = True
@@ -32,10 +32,11 @@ SETTINGS = {
     "topk_group": 1,
     "norm_topk_prob": (True, False),
     "routed_scaling_factor": 1.0,
+    "num_nextn_predict_layers": 0,
 }
 
 
-class Model(ExpertDecoder):
+class Model(MTPDecoder):
     """A GLM-4.5; its parameters have Hugging Face's names, except for stacks of experts."""
 
     router = BalancedRouter

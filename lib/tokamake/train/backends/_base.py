@@ -150,18 +150,25 @@ class EngineBase(ABC):
         """Number of tokens with a loss, and of rows, over all ranks."""
         mesh = self.mesh
         num_rows = sum(len(batch.inputs) for batch in batches)
-        if not self.stages.objective.counts_labels:
+        has_further = self.stages.further is not None
+        if not self.stages.objective.counts_labels and not has_further:
             own = sum(batch.labels.numel() for batch in batches)
             num_labels = own * mesh.data.size * mesh.context.size
             return StepCounts(num_labels, num_rows * mesh.data.size)
         counts = [(batch.labels != NO_LABEL).sum() for batch in batches]
         rows = torch.full((), num_rows, device=self._device)
-        sums = torch.stack((torch.stack(counts).sum(), rows))
+        further = [batch.further_inputs["further_labels"] for batch in batches if has_further]
+        of_layers = [(labels != NO_LABEL).sum((0, 1)) for labels in further]
+        sums = torch.cat((torch.stack((torch.stack(counts).sum(), rows)), *_added_up(of_layers)))
         dist.all_reduce(sums)
         # Tensor- and pipeline-parallel ranks have the same labels. Context-parallel ranks have the
         # same rows, too.
         num_copies = mesh.tensor.size * mesh.pipeline.size
-        return StepCounts(sums[0] // num_copies, sums[1] // (num_copies * mesh.context.size))
+        return StepCounts(
+            sums[0] // num_copies,
+            sums[1] // (num_copies * mesh.context.size),
+            further=sums[2:] // num_copies if has_further else None,
+        )
 
     def _sum_over_ranks(
         self,
@@ -189,18 +196,26 @@ class EngineBase(ABC):
         self.stages.sample_losses.clear()
         routers = self.stages.routers
         choices = routers.take() if routers is not None else None
+        further = self.stages.further.take() if self.stages.further is not None else None
         optional = [
-            part.flatten() for part in (layers, corpora, samples, choices) if part is not None
+            part.flatten()
+            for part in (layers, corpora, samples, further, choices)
+            if part is not None
         ]
         of_ranks = torch.cat([*parts, *optional])
         dist.all_reduce(of_ranks)
-        values, num_labels, num_rows = self._counts.read(of_ranks)
+        values, num_labels, num_rows, further_labels = self._counts.read(of_ranks)
         total, square, num_stops, num_saved, *rest = values
         all_saved = num_saved == self._ranks.world_size
         of_routers: tuple[LayerRouting, ...] = ()
         if routers is not None:
             of_routers = routers.read(rest[-routers.size :], num_rows)
             del rest[-routers.size :]
+        further_losses: tuple[float, ...] = ()
+        if number := len(further_labels):
+            pairs = zip(rest[-number:], further_labels, strict=True)
+            further_losses = tuple(total / max(1, labels) for total, labels in pairs)
+            del rest[-number:]
         num_layers = 0 if layers is None else len(layers)
         norms = tuple(math.sqrt(each) / scale for each in rest[:num_layers])
         sample_loss = None
@@ -221,6 +236,7 @@ class EngineBase(ABC):
             has_labels=num_labels + self._counts.samples > 0,
             num_rows=num_rows,
             routers=of_routers,
+            further_losses=further_losses,
         )
 
     def _corpus_sums(
@@ -402,3 +418,8 @@ class EngineBase(ABC):
         self._loss_scale.num_tolerated = description.get("loss_scale_tolerated", 0)
         if rank_state:
             set_random_state(rank_state["random"])
+
+
+def _added_up(tensors: list[Tensor]) -> list[Tensor]:
+    """The sum of tensors, if there are any."""
+    return [torch.stack(tensors).sum(0)] if tensors else []

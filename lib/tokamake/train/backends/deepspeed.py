@@ -146,7 +146,7 @@ class Engine(EngineBase):
         value = self._loss_scale.value
         total = self.stages.forward_backward(batches, factors.times(value)) / value
         sharding.add_up_partial(self._chunks, self.mesh.tensor, gradient=self._gradient)
-        if self._run.architecture.tie_word_embeddings:
+        if self.stages.copies_embedding:
             name = self.stages.embedding_name
             tied_embeddings.add_up_copies(
                 self._chunks, self.mesh.pipeline, name=name, gradient=self._gradient
@@ -161,9 +161,9 @@ class Engine(EngineBase):
     def _reduce_each(self, batches: Sequence[MicroBatch], factors: LossFactors) -> Tensor:
         """Let DeepSpeed reduce the gradients of each micro batch, and add up its shard of them."""
         self.stages.look_ahead(batches)
-        if self._run.train.precision == "fp16" and factors.rows is not None:
-            # DeepSpeed scales the loss, and gradients of routers do not come from it.
-            factors = factors._replace(rows=factors.rows * self._loss_scale.value)
+        if self._run.train.precision == "fp16":
+            # DeepSpeed scales the loss, and gradients of added losses do not come from it.
+            factors = factors.times_added(self._loss_scale.value)
         total = torch.zeros((), device=self._device)
         for number, batch in enumerate(batches, 1):
             self._engine.set_gradient_accumulation_boundary(number == len(batches))

@@ -159,7 +159,7 @@ class Engine(EngineBase):
         dist.all_reduce(squares)
         # If these gradients overflow in fp16, the step's gradients most likely do, too. Then the
         # step is skipped, and both are computed again at a lower scale.
-        (square,), num_labels, _ = counts.read(squares[None])
+        (square,), num_labels, *_ = counts.read(squares[None])
         if not math.isfinite(square):
             return None
         sharding.scale(self._chunks, 1 / loss_scale)
@@ -173,7 +173,7 @@ class Engine(EngineBase):
         for chunk in self._chunks:
             chunk.take_gradient()
         sharding.add_up_partial(self._chunks, self.mesh.tensor)
-        if self._run.architecture.tie_word_embeddings:
+        if self.stages.copies_embedding:
             tied_embeddings.add_up_copies(
                 self._chunks, self.mesh.pipeline, name=self.stages.embedding_name
             )

@@ -173,6 +173,7 @@ class TrainingLog(Hook):
             **({"grad_norm": result.grad_norm} if math.isfinite(result.grad_norm) else {}),
             **_parts_of_loss(result),
             **_layer_norms(result),
+            **{f"mtp_loss/{k}": each for k, each in enumerate(result.further_losses, 1)},
             **_routers(result.routers),
             **_corpus_losses(interval),
             **({"loss_scale": result.loss_scale} if self._train.precision == "fp16" else {}),

@@ -9,7 +9,12 @@ from megatron.core.datasets.gpt_dataset import _get_ltor_masks_and_position_ids
 
 from tokamake.data.samples.loader import PAD
 from tokamake.parallel.loss import NO_LABEL
-from tokamake.train.objectives.causal.objective import Objective, inputs_and_labels, packed
+from tokamake.train.objectives.causal.objective import (
+    Objective,
+    further_tokens,
+    inputs_and_labels,
+    packed,
+)
 
 EOD = 0
 BATCH = np.arange(24).reshape(4, 6)
@@ -79,3 +84,30 @@ def test_padding_has_no_loss(eod_mask_loss: bool) -> None:
     # Padding does not end a document.
     assert samples.document_ids.tolist() == [[0, 0, 1, 1, 1], [0] * 5]
     np.testing.assert_array_equal(rows, before)
+
+
+@pytest.mark.parametrize("flags", range(4))
+def test_further_labels_stay_in_their_document_and_row(flags: int) -> None:
+    rng = np.random.default_rng(flags)
+    rows = np.where(rng.random((6, 13)) < 0.2, EOD, rng.integers(1, 90, (6, 13)))
+    rows[4, 7:] = rows[5, 2:] = PAD
+    options = {"reset_attention_mask": bool(flags & 1), "eod_mask_loss": bool(flags & 2)}
+    masks = packed(rows, eod=EOD, **options)
+    _, labels = inputs_and_labels(rows, masks.loss_mask)
+    ids = masks.document_ids if options["reset_attention_mask"] else None
+    tokens, further = further_tokens(rows, labels, number=3, document_ids=ids)
+    for row, place, k in np.ndindex(6, 12, 3):
+        seen = range(place + 1, place + k + 2)  # tokens that the layer's input has beside the state
+        inside = seen[-1] <= 12
+        token = max(rows[row, seen[-1]], 0) if inside else 0
+        assert tokens[row, place, k] == token
+        has_label = seen[-1] + 1 <= 12 and rows[row, seen[-1] + 1] != PAD
+        if has_label and flags:
+            # Each token before the label is no end of a document, or the label may be the next one.
+            crossed = {"eod_mask_loss": [place, *seen], "reset_attention_mask": [place, *seen][:-1]}
+            for name, places in crossed.items():
+                if options[name]:
+                    has_label &= EOD not in rows[row, places]
+        label = rows[row, seen[-1] + 1] if has_label else NO_LABEL
+        assert further[row, place, k] == label
+    assert (further != NO_LABEL).any()

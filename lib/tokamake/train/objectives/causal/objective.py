@@ -34,6 +34,11 @@ class Objective(ObjectiveBase):
         if self.run.architecture.has_routers:
             arrays["is_token"] = rows[:, :-1] >= 0
         inputs, labels = inputs_and_labels(rows, loss_mask)
+        if number := self.run.architecture.num_mtp_layers:
+            further = further_tokens(
+                rows, labels, number=number, document_ids=arrays.get("document_ids")
+            )
+            arrays["further_tokens"], arrays["further_labels"] = further
         return HostBatch(inputs, labels, arrays)
 
     def label_shape(self, rows: TokenRows) -> tuple[int, int]:
@@ -124,3 +129,40 @@ def inputs_and_labels(
     if loss_mask is not None:
         labels = np.where(loss_mask, labels, NO_LABEL)
     return np.maximum(rows[:, :-1], 0), labels
+
+
+def further_tokens(
+    rows: TokenRows,
+    labels: TokenRows,
+    *,
+    number: int,
+    document_ids: npt.NDArray[np.int32] | None = None,
+) -> tuple[TokenRows, TokenRows]:
+    """Inputs and labels of layers that predict further tokens (MTP).
+
+    Layer k, from 1 on, sees token i + k at place i, and its label is token i + k + 1, if the loss
+    also counts each token between: so no label is beyond the end of a row or of a document.
+
+    Args:
+        rows: (B, L + 1) tokens.
+        labels: (B, L) labels of the next token.
+        number: K, layers that predict further tokens.
+        document_ids: (B, L) number of each token's document; None: the documents of a row are not
+            kept apart, unless `labels` does so.
+
+    Returns:
+        (B, L, K) tokens, 0 beyond the end of a row; (B, L, K) labels, or `NO_LABEL`.
+    """
+    shape = (*labels.shape, number)
+    tokens, further = np.zeros(shape, np.int64), np.full(shape, NO_LABEL)
+    has_label = labels != NO_LABEL
+    for k in range(1, number + 1):
+        seen = rows[:, k : k + labels.shape[1]]
+        tokens[:, : seen.shape[1], k - 1] = np.maximum(seen, 0)
+        known = np.full(labels.shape, NO_LABEL)
+        known[:, :-k] = labels[:, k:]
+        has_label &= known != NO_LABEL
+        if document_ids is not None:
+            has_label[:, :-k] &= document_ids[:, k:] == document_ids[:, :-k]
+        further[..., k - 1] = np.where(has_label, known, NO_LABEL)
+    return tokens, further
