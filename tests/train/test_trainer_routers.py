@@ -69,6 +69,7 @@ def test_biases_and_mtp_layers_change_and_resume_bit_by_bit(tmp_path: Path) -> N
     first, *_, last = [record for record in records(config) if "loss" in record]
     assert first["loss"] != first["mtp_loss/1"] == pytest.approx(math.log(120), abs=0.3)
     assert last["mtp_loss/1"] < first["mtp_loss/1"]
+    assert first["mtp_loss"] == first["mtp_loss/1"]
     assert "busiest_expert/layers.2" in first
     half = root / "whole/training/global_step2"
     again = start_run(

@@ -173,7 +173,7 @@ class TrainingLog(Hook):
             **({"grad_norm": result.grad_norm} if math.isfinite(result.grad_norm) else {}),
             **_parts_of_loss(result),
             **_layer_norms(result),
-            **{f"mtp_loss/{k}": each for k, each in enumerate(result.further_losses, 1)},
+            **_further_losses(result.further_losses),
             **_routers(result.routers),
             **_corpus_losses(interval),
             **({"loss_scale": result.loss_scale} if self._train.precision == "fp16" else {}),
@@ -299,6 +299,12 @@ def _routers(layers: Sequence[LayerRouting]) -> Record:
             )
         },
     }
+
+
+def _further_losses(losses: Sequence[float]) -> Record:
+    """Losses of layers that predict further tokens, without their factor."""
+    of_layers = {f"mtp_loss/{number}": loss for number, loss in enumerate(losses, 1)}
+    return {"mtp_loss": fmean(losses), **of_layers} if losses else {}
 
 
 def _layer_norms(result: StepResult) -> Record:

@@ -40,7 +40,7 @@ _METRICS = {
         Axes("step", "times the mean load", from_zero=True),
         1.0,
     ),
-    "Loss of the token after the next (MTP)": ("mtp_loss/1", Axes("step", "nats per token"), 1.0),
+    "Loss of further tokens (MTP)": ("mtp_loss", Axes("step", "nats per token"), 1.0),
     "Entropy of routers": ("router_entropy", Axes("step", "nats", from_zero=True), 1.0),
     "Throughput": (
         "tokens_per_second",
