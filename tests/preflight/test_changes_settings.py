@@ -59,7 +59,7 @@ def test_each_setting_is_one_to_continue_with_or_not() -> None:
     names = effective_names()
     sections = {name for name in names if name.count(".") > 1} - fixed
     assert {name.split(".")[1] for name in sections} == {
-        *("dropout", "fim", "loss_scaling", "masking", "optimizer", "router", "schedule")
+        *("dropout", "fim", "loss_scaling", "masking", "mtp", "optimizer", "router", "schedule")
     }
     assert names - sections == fixed | continued
     refused = {name for name in names if changes.compare_settings({name: 1}, {name: 2}).obstacles}

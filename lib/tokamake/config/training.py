@@ -340,7 +340,8 @@ ADDED_SETTINGS = (
     *("on_bad_step", "skip_data", "loss_scaling", "log_style", "trackers"),
     *("profile_steps", "log_layer_norms", "log_corpus_losses", "load_optimizer", "verify_interval"),
     *("sample_interval", "sample_prompts", "sample_tokens", "sample_temperature"),
-    *("deepspeed", "dropout", "router", "objective", "masking", "pack_samples", "log_settings"),
+    *("deepspeed", "dropout", "router", "mtp", "objective", "masking", "pack_samples"),
+    "log_settings",
     *SECTIONS,
 )
 """Training settings that earlier versions did not have. The workflow leaves them out of `params` of

@@ -83,7 +83,7 @@ def initial_architecture(
 
 
 def _further_layers_remedy(start: Architecture, wanted: Architecture) -> str:
-    """What to do about layers that predict further tokens (MTP), if their numbers differ."""
+    """Remedy for another number of layers that predict further tokens (MTP); may be empty."""
     number = start.num_mtp_layers
     if number == wanted.num_mtp_layers:
         return ""

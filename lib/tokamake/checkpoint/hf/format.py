@@ -118,11 +118,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     copies = source.extents[len(extents) :]
     for (name, (extent, original)), copy in zip(extra.items(), copies, strict=True):
         if not _is_same(source, copy, stored=(extent, extents[original])):
-            reason = "but config.json says tie_word_embeddings; set it to false"
-            if name in model_format.mtp_copies(architecture):
-                reason = f"and the model has one for both; set {_MTP_KEY} in config.json to 0"
-            elif name in model_format.twice:
-                reason = f"and a {architecture.family} has one for both; choose another model"
+            reason = _reason_against(name, architecture, model_format=model_format)
             raise UserError(f"{extent.file}: tensor {name} differs from {original}, {reason}")
     noted = ("model_type", "bos_token_id", "eos_token_id")
     notes = {key: config[key] for key in noted if key in config}
@@ -137,6 +133,15 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     return Checkpoint(
         "hf", folder, architecture, source, tokenizer=(*sorted(tokenizer),), notes=notes
     )
+
+
+def _reason_against(copy: str, architecture: Architecture, *, model_format: HFFormat) -> str:
+    """Why a copy of a tensor may not differ from it, and the remedy."""
+    if copy in model_format.mtp_copies(architecture):
+        return f"and the model has one for both; set {_MTP_KEY} in config.json to 0"
+    if copy in model_format.twice:
+        return f"and a {architecture.family} has one for both; choose another model"
+    return "but config.json says tie_word_embeddings; set it to false"
 
 
 def _find_tensors(folder: Path, model_format: HFFormat) -> dict[str, Extent]:

@@ -37,6 +37,7 @@ class _WithLoss(torch.autograd.Function):
         number: int,
         measured: Tensor,
     ) -> Tensor:
+        """Return x as it is; `sums` counts `measured` in the backward pass."""
         ctx.sums, ctx.number, ctx.measured = sums, number, measured
         return x.view_as(x)
 
