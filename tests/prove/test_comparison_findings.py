@@ -73,6 +73,17 @@ FINDINGS: dict[str, list[Composition]] = {
 
 
 @pytest.mark.ranks
+def test_selective_recomputation_is_right_after_another_run_with_zero_3() -> None:
+    """In the same process: DeepSpeed replaces torch's linear layer for all that follow."""
+    deepspeed = DATA | {"backend": "deepspeed"}
+    recompute = {"recompute_granularity": "selective", "optimizer.name": "lion"}
+    assert_proved(
+        composition(values, "gpt_neox")
+        for values in (deepspeed | {"zero_stage": 3}, deepspeed | recompute, DATA | recompute)
+    )
+
+
+@pytest.mark.ranks
 @pytest.mark.grid
 @pytest.mark.parametrize("name", FINDINGS)
 def test_findings_of_other_trainers(name: str) -> None:

@@ -22,6 +22,7 @@ from tokamake.models.common.recompute import Recompute
 from tokamake.models.common.router_losses import LayerRouting, RouterLosses
 from tokamake.models.common.routers import balanced_routers
 from tokamake.parallel import sharding
+from tokamake.parallel.linear import restore_linear
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.pipeline import Pipeline
 from tokamake.parallel.placement import placements
@@ -97,6 +98,7 @@ class PipelineStages:
         self.embedding_name: str = family.Model.embedding_name
 
         # ---- Modules, without weights ----
+        restore_linear()
         parallel = run.train.parallel
         layers = parallel.layers_of_stages(run.architecture.num_hidden_layers)
         stages = parallel.stages_of_rank(mesh.pipeline.rank)
