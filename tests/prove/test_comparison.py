@@ -1,10 +1,13 @@
 """Random compositions of everything that decides a step train as one process does.
 
-`make test` proves 60 of them, which have each value of each axis; `make test-all` proves 1,000.
+`make test` proves 60 of them, which have each value of each axis; `make test-all` proves as many as
+have each pair of values five times.
 """
 
 import pickle
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +21,7 @@ from tests.support.compositions import (
     learners,
     tasks,
 )
-from tests.support.drawn_compositions import Drawing, drawing, learners_of_pairs
+from tests.support.drawn_compositions import TIMES, Drawing, drawing, learners_of_pairs
 from tests.support.grids import cover
 from tests.support.paths import ROOT
 from tests.support.proved_compositions import assert_proved, shrunk
@@ -35,10 +38,12 @@ from tokamake.runtime.ranks import Ranks
 
 SECTIONS = {"parallel", "optimizer", "dropout", "router", "objective"}
 """Sections of `train` whose settings are axes of their own."""
-ALL, CHUNK = 1000, 20
+SIXTY = 60
+PARTS = 50
+"""Parts in which `make test-all` proves its compositions: some minutes of one core each."""
 
 
-def made(factory: pytest.TempPathFactory, count: int) -> Drawing:
+def made(factory: pytest.TempPathFactory, count: int | None) -> Drawing:
     """A drawing, which all workers of a run of pytest share."""
 
     def make(folder: Path) -> None:
@@ -50,62 +55,85 @@ def made(factory: pytest.TempPathFactory, count: int) -> Drawing:
 
 
 @pytest.fixture(scope="module")
-def thousand(tmp_path_factory: pytest.TempPathFactory) -> Drawing:
-    """All compositions."""
-    return made(tmp_path_factory, ALL)
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Drawing:
+    """Compositions with each pair of values."""
+    return made(tmp_path_factory, None)
 
 
 @pytest.fixture(scope="module")
 def stratified(tmp_path_factory: pytest.TempPathFactory) -> list[Composition]:
-    """Compositions that have each value of each axis, family, objective and task."""
-    drawn = made(tmp_path_factory, 100).drawn
-    chosen = cover(drawn, lambda each: each.facts.items())
+    """Compositions of few ranks, but two or more, that have each value of each axis, family,
+    objective and task, and each two kinds of parallelism together."""
+    drawn = [each for each in made(tmp_path_factory, 4 * SIXTY).drawn if each.world_size > 1]
+    chosen = cover(drawn, values_and_kinds, cost=layers)
     rest = [each for each in drawn if each not in chosen]
-    return chosen + rest[: 60 - len(chosen)]
+    return chosen + sorted(rest, key=layers)[: SIXTY - len(chosen)]
+
+
+def layers(composition: Composition) -> int:
+    """Layers on all ranks, which decide the time of a proof."""
+    num_layers: int = composition.value("architecture.num_hidden_layers")
+    return composition.world_size * num_layers
+
+
+def values_and_kinds(composition: Composition) -> set[Any]:
+    """Values of axes, and two kinds of parallelism that are in use together."""
+    used = [each for each in kinds() if each in composition.axes and composition.value(each) > 1]
+    return {*composition.facts.items(), *combinations(used, 2)}
+
+
+def kinds() -> list[str]:
+    """Axes that divide work among ranks."""
+    return [axis for axis in axes() if axis.endswith("parallel_size")]
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("part", range(3))
-@pytest.mark.parametrize("ranks", ["few", "more"])
+@pytest.mark.parametrize("part", range(2))
+@pytest.mark.parametrize("ranks", ["two", "more"])
 def test_compositions_train_as_one_process(
     stratified: list[Composition], ranks: str, part: int
 ) -> None:
     """Compositions with as many ranks share processes, whose first steps are slow."""
-    chosen = [each for each in stratified if (each.world_size <= 2) == (ranks == "few")][part::3]
+    chosen = [each for each in stratified if (each.world_size == 2) == (ranks == "two")][part::2]
     assert chosen
     assert_proved(chosen)
 
 
 @pytest.mark.ranks
 @pytest.mark.grid
-@pytest.mark.parametrize("start", range(0, ALL, CHUNK))
-def test_a_thousand_compositions_train_as_one_process(
-    thousand: Drawing, stratified: list[Composition], start: int
+@pytest.mark.parametrize("part", range(PARTS))
+def test_each_composition_trains_as_one_process(
+    whole: Drawing, stratified: list[Composition], part: int
 ) -> None:
-    chunk = thousand.drawn[start : start + CHUNK]
-    assert_proved(each for each in chunk if each not in stratified)
+    rest = [each for each in whole.drawn if each not in stratified]
+    of_size = sorted(rest, key=lambda each: each.world_size)
+    assert_proved(of_size[part * len(rest) // PARTS : (part + 1) * len(rest) // PARTS])
 
 
 @pytest.mark.grid
-def test_a_thousand_compositions_have_each_possible_pair_of_values(thousand: Drawing) -> None:
-    """Each pair that tokamake does not refuse is in two or more; prints counts by axis."""
-    possible = {pair: n for pair, n in thousand.counts.items() if pair not in thousand.refused}
+def test_compositions_have_each_possible_pair_of_values_five_times(whole: Drawing) -> None:
+    """Each pair that tokamake does not refuse; prints counts by axis."""
+    possible = {pair: n for pair, n in whole.counts.items() if pair not in whole.refused}
     by_axis: dict[str, list[int]] = {}
     for pair, count in possible.items():
         for axis, _ in pair:
             by_axis.setdefault(axis, []).append(count)
-    print(f"{len(possible):,} possible pairs, {len(thousand.refused):,} refused")
+    print(f"{len(whole.drawn):,} compositions")
+    print(f"{len(possible):,} possible pairs, {len(whole.refused):,} refused")
     for axis, counts in sorted(by_axis.items()):
         print(f"{axis:50} {len(counts):6,} pairs, {min(counts):3} to {max(counts):4} times")
-    assert min(possible.values()) >= 2
-    for pair, reason in thousand.refused.items():
-        assert not thousand.counts[pair]
+    assert len(whole.drawn) >= 1000
+    assert min(possible.values()) >= TIMES >= 5
+    for pair, reason in whole.refused.items():
+        assert not whole.counts[pair]
         assert ":" in reason, (pair, reason)  # the setting, and the reason; not the ranks here
 
 
 def test_sixty_compositions_have_each_value(stratified: list[Composition]) -> None:
-    seen = {fact for each in stratified for fact in each.facts.items()}
-    assert {fact for pair in learners_of_pairs() for fact in pair} == seen
+    seen = set[Any]().union(*map(values_and_kinds, stratified))
+    facts = {fact for pair in learners_of_pairs() for fact in pair}
+    assert facts | {*combinations(kinds(), 2)} == seen
+    assert len(stratified) == SIXTY
 
 
 def test_each_setting_is_an_axis_or_is_named() -> None:

@@ -19,10 +19,10 @@ from tests.support.compositions import (
     learners,
 )
 
-TIMES = 3
-"""Compositions that are drawn for each pair, as far as their number allows."""
-USUAL_RANKS = (2, 2, 4, 4, 8)
-"""Most ranks of a composition, unless its pair needs more."""
+TIMES = 5
+"""Compositions that are drawn for each pair."""
+USUAL_RANKS = (1, 2, 2, 4)
+"""Most ranks of a composition, unless its pair needs more: each rank costs as much time."""
 _CONTEXTS = 40
 """Compositions that a pair is tried in before it counts as refused."""
 _CHANGED = 0.4
@@ -77,25 +77,31 @@ class Drawing:
 
     def draw(self) -> Composition:
         """The next composition."""
-        base, kept = self._base()
-        composition = self._filled(base, kept)
+        composition = self._filled(*self._base())
+        self._add(composition)
+        return composition
+
+    def complete(self) -> None:
+        """Draw until each pair is in `TIMES` compositions, except refused pairs."""
+        while True:
+            base, kept = self._base()
+            if not kept:
+                return
+            self._add(self._filled(base, kept))
+
+    def _add(self, composition: Composition) -> None:
         self.drawn.append(composition)
         for pair in pairs(composition.facts):
             self.counts[pair] += 1
-        return composition
-
-    def refuse_rest(self) -> None:
-        """Find out which pairs without a composition tokamake refuses."""
-        for pair in [each for each, count in self.counts.items() if not count]:
-            if pair not in self.refused and self._placed(pair) is None:
-                assert pair in self.refused
 
     def _base(self) -> tuple[Composition, dict[str, Any]]:
-        """A composition with a missing pair, and the facts that must stay."""
+        """A composition with a missing pair, and the facts that must stay: none if none misses."""
         counts = self.counts
-        self._missing = [each for each in self._missing if counts[each] < TIMES]
+        self._missing = [
+            each for each in self._missing if counts[each] < TIMES and each not in self.refused
+        ]
         for pair in sorted(self._missing, key=lambda each: counts[each]):
-            if pair not in self.refused and (placed := self._placed(pair)):
+            if placed := self._placed(pair):
                 return placed, dict(pair)
         family, objective = self._generator.choice(learners())
         return self._new(family, objective), {}
@@ -157,10 +163,11 @@ class Drawing:
         return sorted(gains, key=lambda value: (-gains[value], generator.random()))
 
     def _gain(self, fact: Fact, decided: dict[str, Any]) -> int:
+        """Compositions that pairs of a fact with decided ones still need: rare pairs count more."""
         counts = self.counts
         others = decided.items()
         ordered = ((fact, each) if fact[0] < each[0] else (each, fact) for each in others)
-        return sum(counts.get(pair, TIMES) < TIMES for pair in ordered)
+        return sum(max(0, TIMES - counts.get(pair, TIMES)) for pair in ordered)
 
 
 def _with_effect(composition: Composition, axis: str) -> Composition:
@@ -172,11 +179,12 @@ def _with_effect(composition: Composition, axis: str) -> Composition:
     return changed(composition, other, value)
 
 
-@cache
-def drawing(count: int) -> Drawing:
-    """The first compositions, which are the same in each process."""
+def drawing(count: int | None = None) -> Drawing:
+    """The first compositions; None: as many as have each pair `TIMES`."""
     with known_plug_ins():
         made = Drawing()
-        for _ in range(count):
+        for _ in range(count or 0):
             made.draw()
+        if count is None:
+            made.complete()
     return made

@@ -11,12 +11,17 @@ Features = Callable[[Any], Iterable[Hashable]]
 Proved = dict[int, list[tuple[str, dict[str, Any]]]]
 
 
-def cover(cases: Iterable[Case], features: Features) -> list[Case]:
-    """Return cases that have each feature at least once, in their order; few, not the fewest."""
+def cover(
+    cases: Iterable[Case], features: Features, *, cost: Callable[[Case], float] = lambda _: 1.0
+) -> list[Case]:
+    """Return cases that have each feature at least once, in their order; few, not the fewest.
+
+    With costs, they are cheap rather than few.
+    """
     cases = list(cases)
     chosen, seen = list[Case](), set[Hashable]()
     while missing := set().union(*map(features, cases)) - seen:
-        best = max(cases, key=lambda case: len(missing & set(features(case))))
+        best = max(cases, key=lambda case: len(missing & set(features(case))) / cost(case))
         chosen.append(best)
         seen |= set(features(best))
     return [case for case in cases if case in chosen]

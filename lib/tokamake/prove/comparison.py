@@ -271,7 +271,9 @@ class _Comparison:
             change = torch.tensor([rate * ((n < mean) - (n > mean)) for n in counts])
             self._biases[f"model.layers.{each.layer}.mlp.gate{WITHOUT_GRADIENT}"] += change
         own = [chunk for chunk in weights(self._engine) if chunk.name in self._biases]
-        found = self._differences(own, self._biases, scales=self._biases)
+        # Not relative to the biases: two steps may have changed them up and down again.
+        steps = {name: torch.full_like(each, rate) for name, each in self._biases.items()}
+        found = self._differences(own, self._biases, scales=steps)
         self._add(f"biases {of_step}", found, most=1e-5)
 
     def _add(self, what: str, found: Iterable["_Difference"], *, most: float) -> None:
