@@ -72,8 +72,7 @@ def stratified(tmp_path_factory: pytest.TempPathFactory) -> list[Composition]:
 
 def layers(composition: Composition) -> int:
     """Layers on all ranks, which decide the time of a proof."""
-    num_layers: int = composition.value("architecture.num_hidden_layers")
-    return composition.world_size * num_layers
+    return composition.world_size * composition.num_layers
 
 
 def values_and_kinds(composition: Composition) -> set[Any]:
@@ -226,11 +225,11 @@ SENSITIVE = [
         {
             "optimizer.name": "lion",
             "micro_batch_size": 3,
-            "architecture.num_hidden_layers": 8,
+            "layers_of_stage": 4,
             "architecture.tie_word_embeddings": True,
             **{f"dropout.{name}": 0.1 for name in ("hidden", "attention", "embedding")},
         },
-        {"optimizer.name": "muon", "architecture.num_hidden_layers": 8, "zero_stage": 3},
+        {"optimizer.name": "muon", "layers_of_stage": 4, "zero_stage": 3},
     )
 ]
 """Runs whose optimizers turn rounding of gradients into larger changes of weights."""

@@ -67,7 +67,7 @@ SIZES: Axes = {
     "mtp.loss_scaling_factor": (0.3, 1.0, 0.0),
     "precision": ("fp32", "bf16", "fp16"),
     "architecture.num_key_value_heads": (2, 4, 1),
-    "architecture.num_hidden_layers": (2, 4, 8),
+    "layers_of_stage": (1, 2),
     "architecture.head_dim": (8, 16),
 }
 """Values of fields that have no list of choices; the first one is the default."""
@@ -102,21 +102,14 @@ EFFECTS: dict[str, tuple[Any, ...]] = {
 }
 """Another axis, and the values of it with which an axis has no effect."""
 TOGETHER: dict[tuple[str, Any], Values] = {
-    ("parallel.pipeline_parallel_size", 4): {
-        "num_micro_batches": 4,
-        "architecture.num_hidden_layers": 8,
-    },
+    ("parallel.pipeline_parallel_size", 4): {"num_micro_batches": 4},
     **{
-        ("parallel.pipeline_schedule", name): {
-            "parallel.virtual_pipeline_size": 2,
-            "architecture.num_hidden_layers": 8,
-        }
+        ("parallel.pipeline_schedule", name): {"parallel.virtual_pipeline_size": 2}
         for name in INTERLEAVED
     },
     ("parallel.virtual_pipeline_size", 2): {
         "parallel.pipeline_parallel_size": 2,
         "parallel.pipeline_schedule": INTERLEAVED[0],
-        "architecture.num_hidden_layers": 4,
     },
     ("parallel.data_parallel_replicate_size", 2): {"zero_stage": 1, "data_parallel_size": 2},
     ("parallel.expert_parallel_size", 2): {
@@ -127,7 +120,7 @@ TOGETHER: dict[tuple[str, Any], Values] = {
         "data_parallel_size": 4,
         "architecture.num_experts": 4,
     },
-    ("parallel.pipeline_layers", "uneven"): {"architecture.num_hidden_layers": 4},
+    ("parallel.pipeline_layers", "uneven"): {"layers_of_stage": 2},
     ("rampup_batch_size", "grows"): {"num_micro_batches": 4},
 }
 """Values that a value of an axis needs."""
@@ -284,7 +277,8 @@ def learner_axes(family: str, objective: str) -> Axes:
         without |= {"architecture.head_dim", "architecture.num_key_value_heads"}
     of_step = {axis: v for axis, v in of_step.items() if axis not in without}
     if objective in tasks():
-        known = {*TRAIN_SETTINGS, "data_parallel_size", "num_micro_batches", "architecture"}
+        sizes = ("data_parallel_size", "num_micro_batches", "layers_of_stage")
+        known = {*TRAIN_SETTINGS, *sizes, "architecture"}
         of_step = {axis: v for axis, v in of_step.items() if axis.partition(".")[0] in known}
     return {**of_step, **{axis: v for axis, v in found.items() if axis not in of_step}}
 
@@ -322,6 +316,13 @@ class Composition(NamedTuple):
         sharers = [self.value(f"parallel.{kind}_parallel_size") for kind in KINDS]
         return math.prod((self.value("data_parallel_size"), *sharers))
 
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model: a multiple of the pipeline stages, but 2 or more."""
+        stages = self.value("parallel.pipeline_parallel_size")
+        stages *= self.value("parallel.virtual_pipeline_size")
+        return max(2, stages) * int(self.value("layers_of_stage"))
+
     def run(self) -> Run:
         """The run.
 
@@ -340,6 +341,8 @@ class Composition(NamedTuple):
                 train.setdefault(section, {})[name] = self.value(axis)
             else:
                 train[name] = self.value(axis)
+        architecture["num_hidden_layers"] = self.num_layers
+        del train["layers_of_stage"]
         self._complete(train, architecture)
         shape = Architecture.model_validate({"family": self.family, **architecture})
         device = torch.device("cpu")

@@ -21,7 +21,7 @@ from tests.support.compositions import (
 
 TIMES = 5
 """Compositions that are drawn for each pair."""
-USUAL_RANKS = (1, 2, 2, 4)
+USUAL_RANKS = (1, 2, 2, 2)
 """Most ranks of a composition, unless its pair needs more: each rank costs as much time."""
 _CONTEXTS = 40
 """Compositions that a pair is tried in before it counts as refused."""

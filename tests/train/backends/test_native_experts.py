@@ -148,7 +148,6 @@ def test_experts_are_gathered_before_a_layer_is_computed_again() -> None:
         "recompute_granularity": "selective",
         "dropout.hidden": 0.1,
         "num_micro_batches": 2,
-        "architecture.num_hidden_layers": 4,
         "parallel.pipeline_schedule": "interleaved_1f1b",
         "parallel.virtual_pipeline_size": 2,
     }
