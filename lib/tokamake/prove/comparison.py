@@ -58,6 +58,8 @@ _KINK = 0.5
 """Largest difference of gradients and updates after the first update in models with ReLU. Its
 derivative jumps: rounding decides about inputs near 0, and one token may have most of a tensor's
 gradient."""
+_KINK_IN_NUMBERS = 0.2
+"""Largest difference of losses and norms there, in 16 bits."""
 _AFTER_JUMPS = {
     "fp32": Tolerance(1e-2, 0.5, math.inf),
     "bf16": Tolerance(5e-2, math.inf, math.inf),
@@ -201,8 +203,10 @@ class _Comparison:
         tolerance = _AFTER_UPDATES[precision_of(self._run)]
         shape = self._run.architecture
         activations = {shape.hidden_act, (shape.model_extra or {}).get("head_act")}
-        kinks = tolerance._replace(gradients=_KINK, updates=_KINK)
-        return kinks if "relu" in activations else tolerance
+        if "relu" not in activations:
+            return tolerance
+        numbers = tolerance.numbers if precision_of(self._run) == "fp32" else _KINK_IN_NUMBERS
+        return Tolerance(numbers, gradients=_KINK, updates=_KINK)
 
     def _are_jumps(
         self, found: Iterable["_Difference"], expected: Tensors, *, old: Tensors
