@@ -132,6 +132,14 @@ class Reader {
 
   void next_line() { at_ += !done(); }
 
+  // Skips a string; `escapes` becomes true if it has any.
+  bool skip_string(bool& escapes) {
+    char* no_output = nullptr;
+    return string<false>(no_output, &escapes);
+  }
+
+  bool write_string(char*& out) { return string<true>(out); }
+
  private:
   void white() {
     while (at_ != end_ && (*at_ == ' ' || *at_ == '\t' || *at_ == '\r')) ++at_;
@@ -319,6 +327,23 @@ bool read_texts(std::string_view lines, std::string_view key, char* out, std::ve
     ends.push_back(out - begin);
     line_ends.push_back(reader.at() - lines.data());
   }
+  return true;
+}
+
+bool read_string(const char*& at, const char* end, std::string& buffer, std::string_view& text) {
+  const char* const begin = at;
+  const auto size = static_cast<size_t>(end - at);
+  bool escapes = false;
+  Reader reader({at, size}, {});
+  if (!reader.skip_string(escapes)) return false;
+  at = reader.at();
+  const auto length = static_cast<size_t>(at - begin) - 2;  // without the quotes
+  text = {begin + 1, length};
+  if (!escapes) return true;
+  buffer.resize(length + kJsonSlack);
+  char* out = buffer.data();
+  Reader({begin, size}, {}).write_string(out);
+  text = {buffer.data(), static_cast<size_t>(out - buffer.data())};
   return true;
 }
 

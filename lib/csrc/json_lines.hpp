@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -18,6 +19,10 @@ namespace tokamake {
 // too large. The caller then reads the lines with another parser.
 bool read_texts(std::string_view lines, std::string_view key, char* out, std::vector<int64_t>& ends,
                 std::vector<int64_t>& line_ends);
+
+// Reads the JSON string that begins at `at`, and advances to its end. Its `text` may be in
+// `buffer`. Returns false if it is not valid.
+bool read_string(const char*& at, const char* end, std::string& buffer, std::string_view& text);
 
 constexpr size_t kJsonSlack = 16;
 

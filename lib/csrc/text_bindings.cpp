@@ -13,6 +13,7 @@
 #include "bindings.hpp"
 #include "byte_pairs.hpp"
 #include "json_lines.hpp"
+#include "vocabulary.hpp"
 
 namespace py = pybind11;
 
@@ -68,6 +69,30 @@ tokamake::Merges merges_of(const UInt32Array& bytes, const UInt32Array& merges,
   for (py::ssize_t i = 0; i < merges.shape(0); ++i, row += 3)
     pairs.push_back({row[0], row[1], row[2]});
   return tokamake::Merges(singles, pairs, table_of(characters), shares_ranks);
+}
+
+py::list list_of(const tokamake::Vocabulary::Ids& words) {
+  py::list list;
+  for (const auto& [word, id] : words) list.append(py::make_tuple(py::bytes(word), id));
+  return list;
+}
+
+UInt32Array rows_of(const std::vector<tokamake::Merges::Merge>& merges) {
+  UInt32Array rows({static_cast<py::ssize_t>(merges.size()), py::ssize_t{3}});
+  uint32_t* row = rows.mutable_data();
+  for (const auto& merge : merges) {
+    *row++ = merge.left;
+    *row++ = merge.right;
+    *row++ = merge.merged;
+  }
+  return rows;
+}
+
+py::object model_spans(const py::bytes& definition) {
+  tokamake::ModelSpans found;
+  if (!tokamake::find_model(std::string_view(definition), found)) return py::none();
+  const auto span = [](tokamake::Span at) { return py::make_tuple(at.begin, at.end); };
+  return py::make_tuple(span(found.vocab), span(found.merges), found.highest);
 }
 
 using UInt16Array = py::array_t<uint16_t, py::array::c_style>;
@@ -163,6 +188,30 @@ py::tuple encode_utf8(tokamake::BytePairs& tokenizer, const UInt8Array& utf8,
 
 void bind_texts(py::module_& module) {
   module.def("json_texts", &json_texts, py::arg("lines"), py::arg("key"));
+  module.def("model_spans", &model_spans, py::arg("definition"));
+  py::class_<tokamake::Vocabulary>(module, "Vocabulary", "Vocabulary and merges.")
+      .def(py::init([](const py::bytes& vocab, const py::bytes& merges) {
+             return std::make_unique<tokamake::Vocabulary>(std::string_view(vocab),
+                                                           std::string_view(merges));
+           }),
+           py::arg("vocab"), py::arg("merges"))
+      .def("id",
+           [](const tokamake::Vocabulary& vocabulary, const py::str& text) -> py::object {
+             const uint32_t* const id = vocabulary.id(view_of(text));
+             return id == nullptr ? py::object(py::none()) : py::int_(*id);
+           })
+      .def("merges",
+           [](const tokamake::Vocabulary& vocabulary) { return rows_of(vocabulary.merges()); })
+      .def("characters",
+           [](const tokamake::Vocabulary& vocabulary) { return list_of(vocabulary.characters()); })
+      .def("byte_words",
+           [](const tokamake::Vocabulary& vocabulary, const std::vector<uint32_t>& alphabet) {
+             return list_of(vocabulary.byte_words(alphabet));
+           })
+      .def("joints", [](const tokamake::Vocabulary& vocabulary) {
+        const auto joints = vocabulary.joints();
+        return UInt8Array(static_cast<py::ssize_t>(joints.size()), joints.data());
+      });
   py::class_<tokamake::BytePairs>(module, "BytePairs", "Byte pair encoding.")
       .def(py::init(&make), py::arg("bytes").noconvert(), py::arg("merges").noconvert(),
            py::kw_only(), py::arg("splits") = py::list(), py::arg("characters") = py::list(),

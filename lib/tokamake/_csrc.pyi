@@ -421,6 +421,36 @@ class WordCounts:
             (merges, 3) left, right and merged token, in order; fewer if all pairs are merged.
         """
 
+def model_spans(definition: bytes) -> tuple[tuple[int, int], tuple[int, int], int] | None:
+    """Begin and end of a BPE's vocabulary and merges in its tokenizer.json, and the highest id.
+
+    None: its model has no such object and array.
+    """
+
+class Vocabulary:
+    """Vocabulary and merges of a BPE."""
+
+    def __init__(self, vocab: bytes, merges: bytes) -> None:
+        """Parse the JSON of both, as in a tokenizer.json."""
+
+    def id(self, text: str) -> int | None:
+        """Token of a text; None if there is none."""
+
+    def merges(self) -> npt.NDArray[np.uint32]:
+        """(merges, 3) left, right and merged token, in order of rank."""
+
+    def characters(self) -> list[tuple[bytes, int]]:
+        """Single characters, in UTF-8, and their tokens."""
+
+    def byte_words(self, alphabet: list[int]) -> list[tuple[bytes, int]]:
+        """Words of bytes and their tokens; `alphabet` has a character for each of 256 bytes."""
+
+    def joints(self) -> npt.NDArray[np.uint8]:
+        """(65536,) whether some merged token has the second of two bytes right after the first.
+
+        A space counts as U+2581. Bytes within a character have joints.
+        """
+
 class BytePairs:
     """Byte pair encoding of bytes, or of characters."""
 

@@ -30,7 +30,7 @@ from tests.support.tokenizer_texts import (
     shuffled,
     split,
 )
-from tokamake._csrc import BytePairs
+from tokamake._csrc import BytePairs, Vocabulary, model_spans
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.data.tokenizers._byte_level import GPT2
 from tokamake.data.tokenizers._fast import wrap
@@ -336,7 +336,45 @@ def test_added_tokens_and_vocabularies_that_are_not_exact_are_refused(gpt2: Json
     assert "another number" in reason(added(gpt2, {"content": "a"}))
     vocabulary = dict(gpt2["model"]["vocab"])
     del vocabulary["Ā"]
-    assert "a byte is not" in reason(changed(gpt2, "model/vocab", vocabulary))
+    without_merges = changed(gpt2, "model/merges", [])
+    assert "a byte is not" in reason(changed(without_merges, "model/vocab", vocabulary))
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("ascii_only", [True, False])
+def test_a_vocabulary_reads_the_json_of_a_definition(indent: int | None, ascii_only: bool) -> None:
+    words = dict.fromkeys(random_texts(300, seed=4), 0) | {'"\\/\b\f\t': 0, "]},{": 0}
+    words = {word: 3 * number for number, word in enumerate(words) if word}
+    sides = random.Random(2).choices([*words], k=200)
+    pairs = [*itertools.pairwise(sides)]
+    words |= {a + b: 5000 + rank for rank, (a, b) in enumerate(pairs)}
+    model = {"merges": pairs, "x": [{"vocab": 1}, 1e5], "vocab": words}
+    definition = json.dumps(
+        {"a": {"model": 0}, "model": model, "b": None}, indent=indent, ensure_ascii=ascii_only
+    ).encode()
+    spans = model_spans(definition)
+    assert spans is not None
+    (vocab, merges), highest = ([definition[slice(*span)] for span in spans[:2]]), spans[2]
+    assert json.loads(vocab) == words
+    assert json.loads(merges) == [[*pair] for pair in pairs]
+    assert highest == max(words.values())
+    found = Vocabulary(vocab, merges)
+    assert {word: found.id(word) for word in words} == words
+    assert found.id("no such word") is None
+    expected = [[words[a], words[b], words[a + b]] for a, b in pairs]
+    assert found.merges().tolist() == expected
+    characters = [(word.encode(), number) for word, number in words.items() if len(word) == 1]
+    assert found.characters() == characters
+
+
+def test_a_vocabulary_reads_merges_in_one_string_and_refuses_others() -> None:
+    vocab = b'{"a": 1, "b": 2, "ab": 3}'
+    assert Vocabulary(vocab, b'["a b"]').merges().tolist() == [[1, 2, 3]]
+    for merges in (b'["ab"]', b'["a b c"]', b'[["a"]]', b'[["a", "c"]]', b'["a b', b"{}", b"[1]"):
+        with pytest.raises(ValueError, match=r"merge|string"):
+            Vocabulary(vocab, merges)
+    for text in (b"", b"[]", b'{"model": {"vocab": {"a": -1}, "merges": []}}', b'{"model": 1}'):
+        assert model_spans(text) is None
 
 
 def test_byte_pairs_check_their_arguments() -> None:

@@ -287,3 +287,21 @@ def test_fast_encoders_agree_with_transformers(
     ids, lengths = FastEncoder(tokenizer).encode(texts)
     assert lengths.tolist() == [*map(len, expected)]
     assert ids.tolist() == [token for tokens in expected for token in tokens]
+
+
+def test_merges_are_loaded_when_a_text_is_encoded(tmp_path: Path) -> None:
+    write_json(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<|endoftext|>"}')
+    path = tmp_path / "tokenizer.json"
+    whole = tokenizers.Tokenizer.from_file(str(path))
+    tokenizer = open_tokenizer(tmp_path)
+    assert json.loads(tokenizer.definition()) == json.loads(whole.to_str())
+    texts = random_texts(200, seed=6)
+    assert tokenizer.encode_batch(texts) == [whole.encode(text).ids for text in texts]
+    definition = json.loads(path.read_text())
+    definition["model"]["merges"].append(["no such", "token"])
+    path.write_text(json.dumps(definition))
+    tokenizer = open_tokenizer(tmp_path)
+    assert "merge is not in its vocabulary" in refusal(tokenizer)
+    with pytest.raises(UserError, match=r"tokenizer.json: cannot be loaded \(.*; fetch it again"):
+        tokenizer.encode_batch(["a"])

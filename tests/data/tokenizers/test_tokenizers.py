@@ -215,7 +215,7 @@ def test_a_panic_becomes_a_user_error(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "model": model}))
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "a"}')
     with pytest.raises(UserError, match=r"cannot be loaded \(.+\); fetch it again"):
-        open_tokenizer(tmp_path)
+        open_tokenizer(tmp_path).encode_batch(["a"])
 
 
 def test_missing_and_damaged_tokenizers_are_refused(sampled: Path, tmp_path: Path) -> None:

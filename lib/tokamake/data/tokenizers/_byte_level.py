@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tokamake._csrc import Vocabulary
 from tokamake.data.tokenizers._exactness import Json, Unsupported, byte_alphabet
 from tokamake.data.tokenizers._patterns import compile_pattern
 
@@ -24,26 +25,27 @@ _KEPT = {  # matches, and the text between them
 _Split = tuple[NDArray[np.uint8], NDArray[np.uint16], bool, bool]
 
 
-def arguments(tokenizer: Json) -> dict[str, Any]:
+def arguments(tokenizer: Json, vocabulary: Vocabulary) -> dict[str, Any]:
     """Arguments of lib/csrc for a tokenizer.json; Unsupported if it may not be exact."""
     model = tokenizer["model"]
-    ids, alphabet = model["vocab"], byte_alphabet()
-    if not {*alphabet.values()} <= ids.keys():
-        raise Unsupported("a byte is not in its vocabulary")
+    alphabet = [character for _, character in sorted(byte_alphabet().items())]
+    singles = byte_ids(vocabulary, alphabet)
     splits, prefix = _splits(tokenizer.get("pre_tokenizer"))
     return {
         "splits": splits,
-        "bytes": np.array([ids[character] for _, character in sorted(alphabet.items())], np.uint32),
-        "merges": merge_rows(ids, model["merges"]),
-        "whole": _whole_words(ids, alphabet) if model.get("ignore_merges") else [],
+        "bytes": singles,
+        "merges": vocabulary.merges(),
+        "whole": vocabulary.byte_words([*map(ord, alphabet)]) if model.get("ignore_merges") else [],
         "prefix": prefix,
     }
 
 
-def merge_rows(ids: dict[str, int], merges: list[tuple[str, str]]) -> NDArray[np.uint32]:
-    """(merges, 3) token ids of each pair and of its result, in the order of ranks."""
-    rows = [(ids[left], ids[right], ids[left + right]) for left, right in merges]
-    return np.array(rows, np.uint32).reshape(-1, 3)
+def byte_ids(vocabulary: Vocabulary, texts: list[str]) -> NDArray[np.uint32]:
+    """(256,) token ids of single bytes, from the text of each."""
+    ids = [number for text in texts if (number := vocabulary.id(text)) is not None]
+    if len(ids) < len(texts):
+        raise Unsupported("a byte is not in its vocabulary")
+    return np.array(ids, np.uint32)
 
 
 def _splits(pre_tokenizer: Json | None) -> tuple[list[_Split], str]:
@@ -90,10 +92,3 @@ def _pattern(step: Json) -> tuple[str, tuple[bool, bool]]:
             if kept and "\0" not in regex:
                 return regex, kept
     raise Unsupported(f"its pre_tokenizer has a {step['type']} that is not known to be exact")
-
-
-def _whole_words(ids: dict[str, int], alphabet: dict[int, str]) -> list[tuple[bytes, int]]:
-    """Bytes and token of each word of a vocabulary that text can spell."""
-    to_latin = {ord(character): byte for byte, character in alphabet.items()}
-    words = ((word.translate(to_latin), token) for word, token in ids.items() if word)
-    return [(word.encode("latin-1"), token) for word, token in words if max(word) <= "\xff"]

@@ -5,6 +5,8 @@ A reason is a clause whose subject "it" is the tokenizer.
 
 from typing import Any
 
+from tokamake._csrc import Vocabulary
+
 Json = dict[str, Any]
 _ALLOWED_MODEL = {
     "type": ("BPE",),
@@ -34,9 +36,9 @@ def check_model(model: Json) -> None:
             raise Unsupported(f"the model's {key} is {model.get(key)!r}")
 
 
-def check_added(added: list[Json], ids: dict[str, int]) -> None:
+def check_added(added: list[Json], vocabulary: Vocabulary) -> None:
     """Raise Unsupported if added tokens may be found in another way than by their texts alone."""
-    if any(ids.get(token["content"], token["id"]) != token["id"] for token in added):
+    if any(vocabulary.id(token["content"]) not in (None, token["id"]) for token in added):
         raise Unsupported("an added token has another number in the vocabulary")
     for token in added:
         for flag in ("single_word", "lstrip", "rstrip"):

@@ -8,10 +8,10 @@ tests/data/tokenizers/test_fast.py compares with transformers.
 
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokamake.data.tokenizers import (
     ADDED_TOKENS,
@@ -36,6 +36,17 @@ _NAMES = [f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls",
 _FLAGS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
 
 
+class Merges(NamedTuple):
+    """Merges of a tokenizer.json that `wrap` gets without them."""
+
+    text: bytes
+    """JSON of the merges."""
+    highest_id: int
+    """Highest id of the vocabulary."""
+    load: "Callable[[], tokenizers.Tokenizer]"
+    """Load the whole tokenizer.json."""
+
+
 def wrap(
     fast: "tokenizers.Tokenizer",
     paths: list[Path],
@@ -43,23 +54,46 @@ def wrap(
     defaults: Mapping[str, str] = {},
     pieces: Iterable["AddedToken"] = (),
     has_text: bool = True,
+    merges: Merges | None = None,
 ) -> Tokenizer:
-    """Add the tokens of the config files to a tokenizer, and turn it into a `Tokenizer`."""
-    end, beginning = add_tokens(fast, paths, defaults=defaults, pieces=pieces)
-    vocabulary = fast.get_vocab(with_added_tokens=True)
-    # A tokenizer.json may set truncation and padding. These are for model inputs, not for data.
-    fast.no_truncation()
-    fast.no_padding()
-    _remove_sampling(fast, paths[0])
+    """Add the tokens of the config files to a tokenizer, and turn it into a `Tokenizer`.
 
-    vocab_size = max(vocabulary.values()) + 1
+    With `merges`, `fast` has none. They are loaded when a text is encoded for the first time.
+    """
+    end, beginning = _prepare(fast, paths, defaults=defaults, pieces=pieces)
+    for name in _remove_sampling(fast):
+        print(
+            f"tokenizer {paths[0]}: its {name} is turned off: data must not be random",
+            file=sys.stderr,
+        )
+    added = fast.get_added_tokens_decoder()
+    ids = fast.get_vocab().values() if merges is None else (merges.highest_id, *added)
+    vocab_size = max(ids) + 1
+    eod, bos = (fast.token_to_id(token) if token else None for token in (end, beginning))
+    assert eod is not None  # `add_tokens` has checked it
     adds_bos = settings(paths).get("add_bos_token")
     if adds_bos is None:
-        adds_bos = bool(beginning) and fast.encode("").ids[:1] == [vocabulary[beginning]]
+        adds_bos = bool(beginning) and fast.encode("").ids[:1] == [bos]
+
+    @cache
+    def complete() -> "tokenizers.Tokenizer":
+        if merges is None:
+            return fast
+        try:
+            whole = merges.load()
+        except BaseException as error:  # as below
+            raise UserError(
+                f"tokenizer {paths[0]}: cannot be loaded ({failure(error)}); fetch it again"
+            ) from None
+        _prepare(whole, paths, defaults=defaults, pieces=pieces)
+        _remove_sampling(whole)
+        return whole
 
     def encode_batch(texts: list[str], /, *, workers: int = 1) -> list[list[int]]:
+        whole = complete()
+        whole.encode_special_tokens = fast.encode_special_tokens
         try:
-            return [e.ids for e in fast.encode_batch_fast(texts, add_special_tokens=False)]
+            return [e.ids for e in whole.encode_batch_fast(texts, add_special_tokens=False)]
         except BaseException as error:  # the package raises bare Exception, or panics
             reason = failure(error)
             if not has_text:
@@ -72,40 +106,57 @@ def wrap(
     return Tokenizer(
         vocab_size=vocab_size,
         has_text=has_text,
-        eod=vocabulary[end],
-        bos=vocabulary[beginning] if beginning else None,
+        eod=eod,
+        bos=bos,
         adds_bos=adds_bos,
-        special_tokens=frozenset(
-            number for number, token in fast.get_added_tokens_decoder().items() if token.special
-        ),
+        special_tokens=frozenset(number for number, token in added.items() if token.special),
         encode_batch=encode_batch,
         decode=lambda ids: fast.decode(ids, skip_special_tokens=False),
         package="tokenizers",
-        definition=cache(lambda: _definition(fast)),
+        definition=cache(lambda: _definition(fast, merges)),
         word_rules=lambda: word_rules(fast),
         read_special_tokens_as_text=lambda: setattr(fast, "encode_special_tokens", True),
     )
 
 
-def _remove_sampling(fast: "tokenizers.Tokenizer", path: Path) -> None:
-    """Turn off BPE dropout and the sampling of Unigram, which give other tokens each time."""
-    for name in ("dropout", "alpha"):
-        if getattr(fast.model, name, None):
-            setattr(fast.model, name, None)
-            print(
-                f"tokenizer {path}: its {name} is turned off: data must not be random",
-                file=sys.stderr,
-            )
+def _prepare(
+    fast: "tokenizers.Tokenizer",
+    paths: list[Path],
+    *,
+    defaults: Mapping[str, str],
+    pieces: Iterable["AddedToken"],
+) -> tuple[str, str]:
+    """Add tokens as `add_tokens`. Encode whole texts.
+
+    A tokenizer.json may set truncation and padding. These are for model inputs, not for data.
+    """
+    ends = add_tokens(fast, paths, defaults=defaults, pieces=pieces)
+    fast.no_truncation()
+    fast.no_padding()
+    return ends
 
 
-def _definition(fast: "tokenizers.Tokenizer") -> bytes:
+def _remove_sampling(fast: "tokenizers.Tokenizer") -> list[str]:
+    """Turn off BPE dropout and the sampling of Unigram, which give other tokens each time.
+
+    Returns their names if they were on.
+    """
+    names = [name for name in ("dropout", "alpha") if getattr(fast.model, name, None)]
+    for name in names:
+        setattr(fast.model, name, None)
+    return names
+
+
+def _definition(fast: "tokenizers.Tokenizer", merges: Merges | None) -> bytes:
     """Text of tokenizer.json. It lacks special tokens that are read as text.
 
     Not the file's text: `tokenizers` may renumber added tokens.
     """
-    text = fast.to_str()
+    text = fast.to_str().encode()
+    if merges:  # `to_str` ends with the merges of the model
+        text = text.removesuffix(b"[]}}") + merges.text + b"}}"
     if not fast.encode_special_tokens:
-        return text.encode()
+        return text
     definition = json.loads(text)
     definition["added_tokens"] = [t for t in definition["added_tokens"] if not t["special"]]
     return json.dumps(definition).encode()
@@ -135,11 +186,10 @@ def add_tokens(
     special = {*map(token_text, [*(used.get(key) for key in _NAMES), *extra])}
     _add_stated(fast, paths, special=special, named={*map(token_text, named.values())})
 
-    vocabulary = fast.get_vocab(with_added_tokens=True)
     ends = ("eos_token", "sep_token"), ("bos_token", "cls_token")
     end = special_token(named, *ends[0]) or special_token(stated, *ends[0])
     for key in defaults:
-        if named.get(key) == defaults[key] and defaults[key] not in vocabulary:
+        if named.get(key) == defaults[key] and fast.token_to_id(defaults[key]) is None:
             del named[key]
     beginning = special_token(named, *ends[1]) or special_token(stated, *ends[1])
     if not end:
@@ -148,7 +198,7 @@ def add_tokens(
             "add the file that came with the tokenizer"
         )
     for role, token in (("end", end), ("beginning", beginning)):
-        if token and token not in vocabulary:
+        if token and fast.token_to_id(token) is None:
             raise UserError(
                 f'tokenizer {paths[0]}: its {role} token "{token}" is not in its vocabulary; '
                 "fetch all of its files again"

@@ -10,11 +10,11 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from tokamake._csrc import BytePairs
+from tokamake._csrc import BytePairs, Vocabulary, model_spans
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.data.tokenizers import _byte_level as byte_level
 from tokamake.data.tokenizers import _sentencepiece_style as sentencepiece_style
-from tokamake.data.tokenizers._exactness import Unsupported, check_added, check_model
+from tokamake.data.tokenizers._exactness import Json, Unsupported, check_added, check_model
 from tokamake.data.tokenizers._unicode_forms import Normalize, marks_and_function
 
 
@@ -59,6 +59,18 @@ class FastEncoder:
         return self._encoder.encode_utf8(data, ends, self._normalize)
 
 
+def _read(definition: bytes) -> tuple[Json, Vocabulary]:
+    """The definition without its vocabulary and merges, and these two."""
+    if (spans := model_spans(definition)) is None:
+        check_model(orjson.loads(definition)["model"])
+        raise Unsupported("its definition has no merges")
+    vocab, merges = (slice(*span) for span in spans[:2])
+    first, second = sorted((vocab, merges), key=lambda span: span.start)
+    parts = definition[: first.start], definition[first.stop : second.start]
+    rest = b"null".join([*parts, definition[second.stop :]])
+    return orjson.loads(rest), Vocabulary(definition[vocab], definition[merges])
+
+
 @lru_cache(maxsize=1)  # each thread has an encoder of its own
 def _rules(package: str, definition: bytes) -> _Rules:
     """Read a definition; Unsupported if lib/csrc may not be exact for it."""
@@ -66,15 +78,15 @@ def _rules(package: str, definition: bytes) -> _Rules:
         return _Rules(sentencepiece_style.model_arguments(definition), str)
     if package != "tokenizers":
         raise Unsupported("it is of another kind")
-    tokenizer = orjson.loads(definition)
+    tokenizer, vocabulary = _read(definition)
     model, added = tokenizer["model"], tokenizer.get("added_tokens") or []
     check_model(model)
-    check_added(added, model["vocab"])
+    check_added(added, vocabulary)
     if model.get("byte_fallback"):
-        arguments = sentencepiece_style.json_arguments(tokenizer)
+        arguments = sentencepiece_style.json_arguments(tokenizer, vocabulary)
         marks, normalize = marks_and_function(None)
     else:
-        arguments = byte_level.arguments(tokenizer)
+        arguments = byte_level.arguments(tokenizer, vocabulary)
         marks, normalize = marks_and_function(tokenizer.get("normalizer"))
     arguments |= {
         "added": [(t["content"], t["id"]) for t in added if not t.get("normalized")],

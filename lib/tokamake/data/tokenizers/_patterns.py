@@ -17,10 +17,13 @@ from numpy.typing import NDArray
 from tokamake.data.tokenizers._exactness import Unsupported
 
 # Planes with characters. All other code points are unassigned or for private use.
-_POINTS = np.array([*range(0xD800), *range(0xE000, 0x40000), *range(0xE0000, 0xE1000)])
+_POINTS = np.r_[0:0xD800, 0xE000:0x40000, 0xE0000:0xE1000]
 _UNASSIGNED, _PRIVATE = 0x50000, 0xF8000  # stand for the other planes
 _PRIVATE_PLANES = (slice(0xF0000, 0xFFFFE), slice(0x100000, 0x10FFFE))
-_TEXT = [*map(chr, _POINTS), chr(_UNASSIGNED), chr(_PRIVATE)]
+_CODES = np.r_[_POINTS, _UNASSIGNED, _PRIVATE]
+_TEXT = _CODES.astype("<u4").tobytes().decode("utf-32-le")
+_SIZES = 1 + (_CODES >= 0x80) + (_CODES >= 0x800) + (_CODES >= 0x10000)  # in UTF-8
+_BEGINS = np.r_[0, np.cumsum(_SIZES)]
 _MAX_CLASSES = 64
 _MAX_ENTRIES = 1 << 15  # of an automaton: their index has 15 bits
 _QUANTIFIER = re.compile(r"([?*+]|\{(\d+)(?:(,)(\d*))?\})([+?]?)")
@@ -73,9 +76,8 @@ def matching(expression: str) -> NDArray[np.bool_]:
     """
     from tokenizers import PreTokenizedString, Regex, pre_tokenizers
 
-    text = "".join(_TEXT)
     if len(expression) == 1:
-        return np.array([character == expression for character in _TEXT])
+        return np.equal(_CODES, ord(expression))
     named = {
         "\0Digits": lambda: pre_tokenizers.Digits(individual_digits=False),
         "\0Punctuation": lambda: pre_tokenizers.Punctuation("contiguous"),
@@ -87,16 +89,15 @@ def matching(expression: str) -> NDArray[np.bool_]:
     splits: Any = named.get(
         expression, lambda: pre_tokenizers.Split(regex, "removed", invert=True)
     )()
-    pieces = PreTokenizedString(text)
+    pieces = PreTokenizedString(_TEXT)
     splits.pre_tokenize(pieces)
-    ends = np.cumsum([len(character.encode()) for character in _TEXT])
-    matches = np.zeros(len(_TEXT), bool)
     # Digits and Punctuation keep the other characters, too; the first one, NUL, is such.
     spans = [span for _, span, _ in pieces.get_splits("original", "byte")]
-    for first, stop in spans[1::2] if expression[0] == "\0" else spans:
-        begin = np.searchsorted(ends, first, side="right")
-        matches[begin : np.searchsorted(ends, stop - 1, side="right") + 1] = True
-    return matches
+    edges = np.array(spans[1::2] if expression[0] == "\0" else spans).reshape(-1, 2)
+    changes = np.zeros(len(_BEGINS), np.int8)
+    for change, places in zip((1, -1), np.searchsorted(_BEGINS, edges).T, strict=True):
+        changes[places] += np.int8(change)
+    return np.cumsum(changes[:-1], dtype=np.int8).astype(bool)
 
 
 class _Parser:

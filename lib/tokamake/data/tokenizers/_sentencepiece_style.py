@@ -6,27 +6,25 @@ join two characters, so its tokens do not depend on the text around it.
 A reason of `Unsupported` is a clause whose subject "it" is the tokenizer.
 """
 
-import itertools
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+import orjson
 
+from tokamake._csrc import Vocabulary
 from tokamake.data.tokenizers import _sentencepiece_model as sentencepiece_model
-from tokamake.data.tokenizers._byte_level import merge_rows
+from tokamake.data.tokenizers._byte_level import byte_ids
 from tokamake.data.tokenizers._exactness import Json, Unsupported
 from tokamake.data.tokenizers._sentencepiece_model import BYTE, NORMAL, UNUSED, USER_DEFINED
 
 _MARK = "\u2581"
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-_BYTE_SET = frozenset(_BYTES)
 _SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": _MARK}
 _PREPEND = {"type": "Prepend", "prepend": _MARK}
 _SCHEMES = {"never": "", "always": "unless mark", "first": "first unless mark"}
 
 
-def json_arguments(tokenizer: Json) -> dict[str, Any]:
+def json_arguments(tokenizer: Json, vocabulary: Vocabulary) -> dict[str, Any]:
     """Arguments of lib/csrc for a tokenizer.json; Unsupported if it may not be exact."""
     model, normalizer = tokenizer["model"], tokenizer.get("normalizer")
     prefix = _prefix(normalizer, tokenizer.get("pre_tokenizer"))
@@ -34,7 +32,7 @@ def json_arguments(tokenizer: Json) -> dict[str, Any]:
         raise Unsupported("its model has byte_fallback with ignore_merges")
     if normalizer and any(token.get("normalized") for token in tokenizer.get("added_tokens") or []):
         raise Unsupported("an added token is searched for in normalized text")
-    return {**_arguments(model["vocab"], model["merges"]), "prefix": prefix}
+    return {**_arguments(vocabulary), "prefix": prefix}
 
 
 def model_arguments(definition: bytes) -> dict[str, Any]:
@@ -63,7 +61,8 @@ def model_arguments(definition: bytes) -> dict[str, Any]:
     cuts = ((text[:cut], text[cut:]) for text, *_ in merged for cut in range(1, len(text)))
     merges = [(left, right) for left, right in cuts if left in normal and right in normal]
     prefix = "always" if spec.adds_prefix else ""
-    return {**_arguments(ids, merges), "shares_ranks": True, "prefix": prefix}
+    vocabulary = Vocabulary(orjson.dumps(ids), orjson.dumps(merges))
+    return {**_arguments(vocabulary), "shares_ranks": True, "prefix": prefix}
 
 
 def _prefix(normalizer: Json | None, pre_tokenizer: Json | None) -> str:
@@ -81,26 +80,13 @@ def _prefix(normalizer: Json | None, pre_tokenizer: Json | None) -> str:
     raise Unsupported("its normalizer and pre_tokenizer are not known to be exact")
 
 
-def _arguments(ids: dict[str, int], merges: list[tuple[str, str]]) -> dict[str, Any]:
-    if not ids.keys() >= _BYTE_SET:
-        raise Unsupported("a byte is not in its vocabulary")
-    if any(side in _BYTE_SET for pair in merges for side in pair):
+def _arguments(vocabulary: Vocabulary) -> dict[str, Any]:
+    singles, merges = byte_ids(vocabulary, _BYTES), vocabulary.merges()
+    if np.isin(merges[:, :2], singles).any():
         raise Unsupported("it merges bytes")
     return {
-        "bytes": np.array([ids[text] for text in _BYTES], np.uint32),
-        "merges": merge_rows(ids, merges),
-        "characters": [(text.encode(), token) for text, token in ids.items() if len(text) == 1],
-        "joints": _joints(left + right for left, right in merges),
+        "bytes": singles,
+        "merges": merges,
+        "characters": vocabulary.characters(),
+        "joints": vocabulary.joints(),
     }
-
-
-def _joints(tokens: Iterable[str]) -> NDArray[np.uint8]:
-    """(65536,) whether some token has the second of two bytes right after the first."""
-    joined = np.zeros((256, 256), np.uint8)
-    joined[:, 0x80:0xC0] = 1
-    pairs = {pair for token in tokens for pair in itertools.pairwise(token)}
-    for left, right in pairs:
-        befores = [left.encode()[-1]] + [ord(" ")] * (left == _MARK)
-        afters = [right.encode()[0]] + [ord(" ")] * (right == _MARK)
-        joined[np.ix_(befores, afters)] = 1
-    return joined.reshape(-1)

@@ -15,11 +15,9 @@ from tokamake.data.tokenizers._exactness import Json, Unsupported
 
 Normalize = Callable[[str], str]
 _FORMS = ("NFC", "NFD", "NFKC", "NFKD")
-_POINTS = [
-    *range(0xD800),
-    *range(0xE000, 0x40000),
-    *range(0xE0000, 0xE1000),
-]  # others are unassigned
+_POINTS = np.r_[0:0xD800, 0xE000:0x40000, 0xE0000:0xE1000]  # others are unassigned
+_CHARACTERS = [chr(point) for point in _POINTS if point != ord("\n")]
+_CHUNK = 512  # characters that are normalized at once
 _HIGHEST_CLASS = "\u0345"  # of marks, by which they are ordered
 
 
@@ -48,20 +46,22 @@ def _function(form: str) -> Normalize:
 
 @cache
 def _marks(form: str) -> NDArray[np.uint8]:
-    characters = [*map(chr, _POINTS)]
-    decomposed = _each("NFD", characters)
-    marked = {last for text in decomposed for last in text[1:]}
-    marked |= {c for c, text in zip(characters, _each(form, characters), strict=True) if c != text}
-    pairs = [_HIGHEST_CLASS + character for character in characters if character != "\n"]
-    marked |= {
-        pair[1] for pair, text in zip(pairs, _each("NFD", pairs), strict=True) if pair != text
-    }
+    marked = {*_changed(form, _CHARACTERS)}
+    marked |= {last for text in _changed("NFD", _CHARACTERS).values() for last in text[1:]}
+    pairs = [_HIGHEST_CLASS + character for character in _CHARACTERS]
+    marked |= {pair[1] for pair in _changed("NFD", pairs)}
     marks = np.zeros(0x110000, np.uint8)
     marks[[ord(character) for character in marked]] = 1
     return marks
 
 
-def _each(form: str, texts: list[str]) -> list[str]:
-    """Normalize each text; a line feed separates them, which no text changes."""
-    texts = ["" if text == "\n" else text for text in texts]
-    return [text or "\n" for text in _function(form)("\n".join(texts)).split("\n")]
+def _changed(form: str, texts: list[str]) -> dict[str, str]:
+    """Normal forms of the texts that are not normalized."""
+    normalize = _function(form)
+    changed: dict[str, str] = {}
+    for start in range(0, len(texts), _CHUNK):
+        lines = "\n".join(texts[start : start + _CHUNK])  # no text changes a line feed
+        if (normalized := normalize(lines)) != lines:
+            pairs = zip(lines.split("\n"), normalized.split("\n"), strict=True)
+            changed |= {text: form for text, form in pairs if text != form}
+    return changed

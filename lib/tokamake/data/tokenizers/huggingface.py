@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from tokamake._csrc import model_spans
 from tokamake.data.tokenizers import IDS_KEY, Tokenizer, in_folder, settings, with_configs
-from tokamake.data.tokenizers._fast import check_number, wrap
+from tokamake.data.tokenizers._fast import Merges, check_number, wrap
 
 
 def files(path: Path) -> list[Path]:
@@ -19,5 +20,13 @@ def load(paths: list[Path]) -> Tokenizer:
 
     definition = paths[0].read_bytes()
     check_number(paths[0], definition.count(b'"single_word"'))  # before they take minutes to load
-    fast = tokenizers.Tokenizer.from_buffer(definition)
-    return wrap(fast, paths, has_text=not settings(paths).get(IDS_KEY))
+    has_text = not settings(paths).get(IDS_KEY)
+    if (spans := model_spans(definition)) is None:
+        return wrap(tokenizers.Tokenizer.from_buffer(definition), paths, has_text=has_text)
+    _, (begin, end), highest = spans
+    # Merges take most of the time to load. The package needs them only to encode.
+    without = tokenizers.Tokenizer.from_buffer(definition[:begin] + b"[]" + definition[end:])
+    merges = Merges(
+        definition[begin:end], highest, lambda: tokenizers.Tokenizer.from_buffer(definition)
+    )
+    return wrap(without, paths, has_text=has_text, merges=merges)
