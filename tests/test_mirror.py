@@ -146,7 +146,7 @@ TESTED_THROUGH = {
     # Models and layers, compared with torch and transformers.
     "models/test_family_formats.py": [
         *("models/qwen3_moe/hf", "models/deepseek_v2/hf", "models/deepseek_v3/hf"),
-        "models/glm4_moe/hf",
+        *("models/glm4_moe/hf", "models/gpt_oss/hf"),
     ],
     "models/common/test_positions.py": ["config/rope_scaling"],
     "models/llama/test_model.py": [

@@ -43,7 +43,12 @@ DOCUMENTS = {
     16: [[7, 9]],
 }
 
-RULES = [ScoreRules(window=5), ScoreRules(softcap=2.0), ScoreRules(window=11, softcap=1.5)]
+RULES = [
+    ScoreRules(window=5),
+    ScoreRules(softcap=2.0),
+    ScoreRules(window=11, softcap=1.5),
+    ScoreRules(window=7, sinks=torch.linspace(-2, 3, 12)),
+]
 
 TOLERANCES = {torch.float32: 3e-6, torch.bfloat16: 1.2e-2, torch.float16: 1.5e-3}
 """Largest error by dtype, relative to the largest value; those of 16 bits are a few roundings."""
@@ -86,22 +91,32 @@ def by_torch(
         mask = mask.triu(1 - rules.window)
     if ids is not None:
         mask = (mask & (ids[:, :, None] == ids[:, None]))[:, None]
+    leaves = [q, k, v, *sinks_of(rules, q)]
     with torch.enable_grad():
-        q, k, v = (x.requires_grad_() for x in (q, k, v))
-        if rules.softcap:
+        q, k, v, *sinks = (x.requires_grad_() for x in leaves)
+        if rules.needs_scores:
             repeats = q.shape[1] // k.shape[1]
             scores = q @ k.repeat_interleave(repeats, 1).mT / math.sqrt(q.shape[-1])
-            scores = torch.tanh(scores / rules.softcap) * rules.softcap
-            weights = scores.masked_fill(~mask, -math.inf).softmax(-1)
+            if rules.softcap:
+                scores = torch.tanh(scores / rules.softcap) * rules.softcap
+            scores = scores.masked_fill(~mask, -math.inf)
+            columns = [each[:, None, None].expand(*scores.shape[:3], 1) for each in sinks]
+            weights = torch.cat([scores, *columns], -1).softmax(-1)[..., :length]
             y = weights @ v.repeat_interleave(repeats, 1)
         else:
             y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-    return [y.detach(), *torch.autograd.grad(y, (q, k, v), dy)]
+    return [y.detach(), *torch.autograd.grad(y, leaves, dy)]
+
+
+def sinks_of(rules: ScoreRules, q: Tensor) -> list[Tensor]:
+    """The sinks of the heads of queries, if there are any."""
+    return [] if rules.sinks is None else [rules.sinks[: q.shape[1]].clone()]
 
 
 def error(ours: Tensor, theirs: Tensor, axis: Axis = SINGLE_RANK.context) -> float:
     """Largest error of a rank's share, relative to the largest value of the whole."""
-    return float((ours - share(theirs, axis=axis, dim=2)).abs().max() / theirs.abs().max())
+    own = share(theirs, axis=axis, dim=2) if theirs.dim() > 1 else theirs
+    return float((ours - own).abs().max() / theirs.abs().max())
 
 
 def on_this_rank(
@@ -117,12 +132,17 @@ def on_this_rank(
     mask = None
     if ids is not None:
         mask = document_mask(share(ids, axis=axis), axis=axis, method=method)
+    leaves = [x.detach().requires_grad_() for x in (q, k, v, *sinks_of(rules, q))]
+    for each in leaves[3:]:
+        rules = rules._replace(sinks=each)
     call: Any = partial(attention, axis=axis, method=method, mask=mask, rules=rules)
     with torch.enable_grad():
-        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-        y = run([call], recompute, q, k, v)
-    results = [y.detach(), *torch.autograd.grad(y, (q, k, v), dy)]
+        y = run([call], recompute, *leaves[:3])
+    results = [y.detach(), *torch.autograd.grad(y, leaves, dy)]
     assert all(x.dtype == q.dtype for x in results)
+    if axis.size > 1:  # each rank has the gradient by its queries, or its heads
+        for each in results[4:]:
+            dist.all_reduce(each, group=axis.group)
     return results
 
 
@@ -135,7 +155,8 @@ def errors(method: Method, axis: Axis, shapes: list[tuple[int, ...]]) -> dict[st
         tensors, ids = inputs(shape, dtype), ids_of(shape) if apart else None
         ours = on_this_rank(method, axis, tensors, ids, rules=rules)
         case = f"{method} {shape} apart={apart} {dtype} {rules}"
-        for name, x, y in zip("yqkv", ours, by_torch(*tensors, ids, rules), strict=True):
+        names, expected = "yqkvs"[: len(ours)], by_torch(*tensors, ids, rules)
+        for name, x, y in zip(names, ours, expected, strict=True):
             by_case[f"{case} {name}"] = error(x, y, axis) / TOLERANCES[dtype]
         granularity: Any = "full" if dtype == torch.float32 else "selective"
         recomputed = on_this_rank(method, axis, tensors, ids, Recompute(granularity), rules)
@@ -188,15 +209,20 @@ def test_one_rank_equals_torchs_attention(
         assert error(x, y) <= 1e-5
 
 
-@pytest.mark.parametrize(("window", "softcap"), [(40, 0.0), (128, 3.0), (200, 0.0)])
-def test_blocks_of_queries_see_their_windows(window: int, softcap: float) -> None:
-    tensors, rules = inputs((2, 4, 2, 300, 8)), ScoreRules(window, softcap)
+@pytest.mark.parametrize(
+    ("window", "softcap", "sinks"),
+    [(40, 0.0, None), (128, 3.0, None), (200, 0.0, None), (130, 0.0, torch.linspace(-1, 2, 4))],
+)
+def test_blocks_of_queries_see_their_windows(
+    window: int, softcap: float, sinks: Tensor | None
+) -> None:
+    tensors, rules = inputs((2, 4, 2, 300, 8)), ScoreRules(window, softcap, sinks=sinks)
     ids = torch.arange(2 * 300).view(2, 300) // 150
     for documents in (None, ids, torch.arange(2 * 300).view(2, 300) // 7):
         expected = by_torch(*tensors, documents, rules)
         ours = on_this_rank("ring", Axis(), tensors, documents, rules=rules)
         assert all(error(x, y) <= 1e-5 for x, y in zip(ours, expected, strict=True))
-    kept = ScoreRules(window, softcap, lambda weights: weights)
+    kept = rules._replace(drop=lambda weights: weights)
     dropped = on_this_rank("ring", Axis(), tensors, ids, rules=kept)
     expected = by_torch(*tensors, ids, rules)
     assert all(error(x, y) <= 1e-5 for x, y in zip(dropped, expected, strict=True))

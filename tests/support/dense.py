@@ -35,6 +35,7 @@ TIED: dict[str, Any] = {"tie_word_embeddings": True, "vocab_size": 128, "num_key
 EVEN: dict[str, Any] = {"head_dim": None, "num_key_value_heads": 6, "rms_norm_eps": 1e-3}
 
 
+FEW_EXPERTS: dict[str, Any] = {"num_experts": 7, "num_experts_per_tok": 3}
 SHARED_EXPERTS: dict[str, Any] = {
     "moe_intermediate_size": 20,
     "num_experts": 9,
@@ -63,8 +64,13 @@ def latent(family: str = "deepseek_v3", **values: Any) -> Architecture:
     return dense(family, **(shape | values))
 
 
+def oss(**values: Any) -> Architecture:
+    """A gpt_oss whose clamps act on small random weights."""
+    shape = {**FEW_EXPERTS, "intermediate_size": 20, "sliding_window": 7, "swiglu_limit": 0.5}
+    return dense("gpt_oss", **(shape | values))
+
+
 PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-FEW_EXPERTS: dict[str, Any] = {"num_experts": 7, "num_experts_per_tok": 3}
 
 LONGROPE = {
     "rope_type": "longrope",
@@ -166,6 +172,19 @@ ARCHITECTURES = {
         routed_scaling_factor=1.5,
         **SHARED_EXPERTS | TIED | {"n_group": 3, "topk_group": 2, "n_shared_experts": 2},
     ),
+    "gpt_oss": oss(),
+    "gpt_oss-tied": oss(
+        sliding_window=11,
+        full_attention_interval=3,
+        rope_scaling=YARN | {"truncate": False},
+        swiglu_alpha=1.2,
+        swiglu_limit=0.3,
+        num_experts_per_tok=2,
+        **TIED,
+    ),
+    "gpt_oss-unbiased": oss(
+        attention_bias=False, full_attention_interval=0, num_hidden_layers=2, head_dim=14
+    ),
     "gpt_neox": neox(),
     "gpt_neox-tied": neox(tie_word_embeddings=True, hidden_act="gelu_new"),
     "gpt_neox-serial": neox(use_parallel_residual=False, partial_rotary_factor=0.4),
@@ -176,7 +195,7 @@ ARCHITECTURES = {
 def shared(family: str) -> dict[str, Architecture]:
     """Shapes that two or four ranks can divide."""
     even: dict[str, Any] = {"num_attention_heads": 4, "vocab_size": 132}
-    if family in ("mixtral", "qwen3_moe", "olmoe"):
+    if family in ("mixtral", "qwen3_moe", "olmoe", "gpt_oss"):
         even |= FEW_EXPERTS
     if family == "qwen3_moe":
         even |= {"moe_intermediate_size": 20}
@@ -192,8 +211,8 @@ def shared(family: str) -> dict[str, Architecture]:
         even |= {"num_key_value_heads": 4, "partial_rotary_factor": 0.5}
         serial = {"use_parallel_residual": False, "tie_word_embeddings": True}
         return {"parallel": dense(family, **even), "serial": dense(family, **even, **serial)}
-    # Windows and caps that act on short samples of random weights.
-    acting = {"sliding_window": 5, "full_attention_interval": 2}
+    # Windows, clamps and caps that act on short samples of random weights.
+    acting = {"sliding_window": 5, "full_attention_interval": 2, "swiglu_limit": 0.5}
     acting |= {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.5}
     own = dense(family).model_extra or {}
     even |= {name: value for name, value in acting.items() if name in own}
@@ -214,7 +233,8 @@ def _own_keys(architecture: Architecture) -> dict[str, Any]:
         keys["sliding_window"] = own["sliding_window"] or None
     if "full_attention_interval" in own:
         interval, layers = own["full_attention_interval"], range(architecture.num_hidden_layers)
-        kinds = [("full" if n % interval == interval - 1 else "sliding") for n in layers]
+        is_full = [interval > 0 and n % interval == interval - 1 for n in layers]
+        kinds = ["full" if each else "sliding" for each in is_full]
         keys["layer_types"] = [f"{kind}_attention" for kind in kinds]
     if architecture.family.startswith("gemma"):
         keys["hidden_activation"] = architecture.hidden_act
@@ -249,7 +269,7 @@ def _own_keys(architecture: Architecture) -> dict[str, Any]:
 SAME_KEYS = {
     *("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "rope_interleave"),
     *("n_shared_experts", "first_k_dense_replace", "n_group", "topk_group", "use_qk_norm"),
-    "routed_scaling_factor",
+    *("routed_scaling_factor", "swiglu_alpha", "swiglu_limit"),
 }
 """Settings of families with shared experts that transformers' config has, too."""
 
@@ -262,7 +282,7 @@ def reference(architecture: Architecture) -> Any:
     own = {*(architecture.model_extra or {}), "family", "rope_theta", "rope_scaling", "head_dim"}
     own -= {"moe_intermediate_size", "num_experts_per_tok", "norm_topk_prob"}
     own -= SAME_KEYS
-    if architecture.family == "mixtral":
+    if architecture.family in ("mixtral", "gpt_oss"):
         own |= {"norm_topk_prob"}
     values = architecture.model_dump(exclude=own)
     rope = {"rope_type": "default", "rope_theta": architecture.rope_theta}
@@ -289,6 +309,8 @@ def as_stored(architecture: Architecture, tensors: Mapping[str, Any]) -> dict[st
     """A reference's parameters, or values of them, by their names in files."""
     renamed = {"lm_head.weight": "embed_out.weight"} if architecture.family == "gpt_neox" else {}
     stored = {renamed.get(name, name): each for name, each in tensors.items()}
+    if architecture.family == "gpt_oss":
+        return _by_projection(stored)
     if not architecture.has_routers:
         return stored
     names = ("w1", "w3", "w2") if architecture.family == "mixtral" else PROJECTIONS
@@ -309,3 +331,21 @@ def as_stored(architecture: Architecture, tensors: Mapping[str, Any]) -> dict[st
             for number, matrix in enumerate(stack):
                 stored[f"{block}.experts.{number}.{each}.weight"] = matrix
     return stored
+
+
+def _by_projection(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors of a gpt-oss with a tensor for each kind of projection, (experts, outputs, ...)."""
+    found = {}
+    for name, tensor in stored.items():
+        block, experts, kind = name.partition(".experts.")
+        if not experts:
+            found[name] = tensor
+            continue
+        end = "bias" if kind.endswith("_bias") else "weight"
+        outputs_last = tensor if end == "bias" else tensor.mT
+        if kind.startswith("down"):
+            found[f"{block}.experts.down_proj.{end}"] = outputs_last
+            continue
+        found[f"{block}.experts.gate_proj.{end}"] = outputs_last[:, ::2]
+        found[f"{block}.experts.up_proj.{end}"] = outputs_last[:, 1::2]
+    return found

@@ -59,6 +59,7 @@ OF_FAMILIES: dict[str, dict[str, Any]] = {
     "deepseek_v2": {**FEW_EXPERTS, "num_key_value_heads": 8},
     "deepseek_v3": {**FEW_EXPERTS, "num_key_value_heads": 8, "n_group": 2, "topk_group": 1},
     "glm4_moe": {**FEW_EXPERTS, "use_qk_norm": True},
+    "gpt_oss": {"num_experts": 8, "num_experts_per_tok": 3, "sliding_window": 0},
 }
 """Settings whose defaults are too large or fit no small model."""
 

@@ -323,6 +323,11 @@ class Architecture(Settings):
         return float(self._optional("final_logit_softcapping", 0.0))
 
     @property
+    def attention_sinks(self) -> bool:
+        """Whether each head has a further score, which takes weight from the tokens."""
+        return bool(self._optional("attention_sinks", False))
+
+    @property
     def query_scale(self) -> float:
         """Factor of queries, beside 1 / √head_dim, which all attention has."""
         return (self.head_dim / self._optional("query_pre_attn_scalar", self.head_dim)) ** 0.5

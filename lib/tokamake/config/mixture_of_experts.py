@@ -20,6 +20,9 @@ def check_experts(own: Mapping[str, Any], *, num_layers: int) -> None:
     for name in (_FIRST_DENSE, "n_shared_experts", "num_nextn_predict_layers"):
         if own.get(name, 0) < 0:
             raise ValueError(f"{name}: {own[name]}: too small; give 0 or more")
+    for name in ("swiglu_alpha", "swiglu_limit"):
+        if own.get(name, 1.0) <= 0:
+            raise ValueError(f"{name}: {own[name]}: too small; give a number above 0")
     if own.get(_FIRST_DENSE, 0) >= num_layers:
         raise ValueError(
             f"{_FIRST_DENSE}: {own[_FIRST_DENSE]}: none of the {num_layers} layers would have "

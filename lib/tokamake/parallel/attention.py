@@ -59,8 +59,8 @@ def attention(
         mask: None: causal. The result of `document_mask` limits attention further. On one
             rank, a (B, 1, L, S) bool mask or score bias replaces the causal mask, and `UNMASKED`
             lets a token attend to all tokens.
-        rules: window, cap and dropout of scores; no dropout with "ring". A window and a cap need
-            causal attention.
+        rules: window, cap, sinks and dropout; no dropout with "ring". A window, a cap and sinks
+            need causal attention.
 
     Returns:
         (B, H, L, K) in the dtype of the queries.
@@ -95,9 +95,9 @@ def _on_one_rank(
         return _dropped(q_BHLK, k_BGSK, v_BGSK, mask, rules)
     if isinstance(mask, PackedDocuments):
         return by_document(q_BHLK, k_BGSK, v_BGSK, mask, rules)
-    if rules != PLAIN_SCORES:
+    if not rules.is_plain:
         assert not isinstance(mask, Unmasked)
-        if mask is None and length == total and not rules.softcap and _at_once(q_BHLK):
+        if mask is None and length == total and not rules.needs_scores and _at_once(q_BHLK):
             return _flash_rows(q_BHLK, k_BGSK, v_BGSK, rules)
         return by_blocks(q_BHLK, k_BGSK, v_BGSK, mask, rules)
     if mask is None and 1 < length < total:
@@ -139,7 +139,11 @@ def _dropped(
         is_bias = mask.is_floating_point()
         scores_BHSS = scores_BHSS + mask if is_bias else scores_BHSS.masked_fill(~mask, -torch.inf)
     assert rules.drop is not None
-    return rules.drop(scores_BHSS.softmax(-1)).to(v_BHSK.dtype) @ v_BHSK
+    weights_BHSS = scores_BHSS.softmax(-1)
+    if rules.sinks is not None:
+        lse_BHS1 = scores_BHSS.logsumexp(-1, keepdim=True)
+        weights_BHSS = weights_BHSS * torch.sigmoid(lse_BHS1 - rules.sinks.float()[:, None, None])
+    return rules.drop(weights_BHSS).to(v_BHSK.dtype) @ v_BHSK
 
 
 @not_compiled
@@ -175,6 +179,8 @@ def _ulysses(
     # Repeat key heads until the ranks can divide them; each stays with its query heads.
     repeats = math.lcm(groups, size) // groups
     kv = (x.repeat_interleave(repeats, 1) for x in (k_BGLK, v_BGLK))
+    if rules.sinks is not None:
+        rules = rules._replace(sinks=rules.sinks.unflatten(0, (size, -1))[axis.rank])
     heads_by_rank = [x.unflatten(1, (size, -1)) for x in (q_BHLK, *kv)]
     qkv = _AllToAll.apply(torch.cat(heads_by_rank, 2).transpose(0, 1).contiguous(), axis)
     q, k, v = _join_shares(qkv).split([x.shape[2] for x in heads_by_rank], 1)
@@ -224,12 +230,12 @@ def by_document(
 
     Queries, keys and values have one floating-point dtype; H is a multiple of G.
     """
-    at_once = _at_once(q_BHLK) and not rules.softcap
+    at_once = _at_once(q_BHLK) and not rules.needs_scores
     batch, heads, length, _ = q_BHLK.shape
     # Lengths wait for the device: not where a mask is used anyhow.
     one_by_one = q_BHLK.device.type == "cpu" and (len(documents.lengths) * _SHORT <= batch * length)
     if not at_once and not one_by_one:
-        if rules != PLAIN_SCORES:
+        if not rules.is_plain:
             return by_blocks(q_BHLK, k_BGLK, v_BGLK, documents.mask, rules)
         grouped = heads != k_BGLK.shape[1]
         return F.scaled_dot_product_attention(

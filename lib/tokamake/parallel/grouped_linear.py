@@ -44,13 +44,22 @@ def _has_kernel(x_RD: Tensor, width: int) -> bool:
     )
 
 
-def grouped_linear(x_RD: Tensor, weight_GED: Tensor, groups: Groups) -> Tensor:
-    """(R, E): each row of x times the weight (E, D) of its group; groups may be empty."""
+def grouped_linear(
+    x_RD: Tensor, weight_GED: Tensor, groups: Groups, bias_GE: Tensor | None = None
+) -> Tensor:
+    """(R, E): each row of x times the weight (E, D) of its group, plus its bias.
+
+    Groups may be empty.
+    """
+    biases = [None] * len(weight_GED) if bias_GE is None else bias_GE.unbind()
     if not len(x_RD):  # the gradient of all weights is 0, but exists
-        return linear(x_RD, weight_GED[0])
+        return linear(x_RD, weight_GED[0], biases[0])
     if isinstance(groups, Tensor):
         assert _grouped_mm is not None
         product: Tensor = _grouped_mm(x_RD, weight_GED.transpose(1, 2), offs=groups)
-        return product
-    parts = zip(x_RD.split(groups), weight_GED.unbind(), strict=True)
-    return torch.cat([linear(x, weight) for x, weight in parts if len(x)])
+        if bias_GE is None:
+            return product
+        rows = torch.arange(len(x_RD), device=x_RD.device)
+        return product + bias_GE[torch.searchsorted(groups, rows, right=True)]
+    parts = zip(x_RD.split(groups), weight_GED.unbind(), biases, strict=True)
+    return torch.cat([linear(x, weight, bias) for x, weight, bias in parts if len(x)])

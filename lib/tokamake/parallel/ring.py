@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.document_mask import Documents, Relation
 from tokamake.parallel.ring_kernels import AttentionBlock, kernel
-from tokamake.parallel.score_rules import ScoreRules, in_window
+from tokamake.parallel.score_rules import ScoreRules, gradient_of_sinks, in_window, with_sinks
 
 _KEYS_AND_VALUES, _GRADIENTS = 0, 1
 """Tags of messages, because both kinds are in flight at the same time."""
@@ -38,7 +38,7 @@ def ring(
     assert q_BHLK.dtype == k_BGLK.dtype == v_BGLK.dtype
     assert rules.drop is None, "ring attention drops no weights"
     mask = _Mask(documents, rules.within(q_BHLK.shape[2] * axis.size))
-    y_BHLK: Tensor = _Ring.apply(q_BHLK, k_BGLK, v_BGLK, axis, mask)
+    y_BHLK: Tensor = _Ring.apply(q_BHLK, k_BGLK, v_BGLK, rules.sinks, axis, mask)
     return y_BHLK
 
 
@@ -88,6 +88,7 @@ class _Ring(torch.autograd.Function):
         q_BHLK: Tensor,
         k_BGLK: Tensor,
         v_BGLK: Tensor,
+        sinks_H: Tensor | None,
         axis: Axis,
         mask: _Mask,
     ) -> Tensor:
@@ -101,16 +102,21 @@ class _Ring(torch.autograd.Function):
                 block = part.block(q_BHLK, kv, mask)
                 y, lse = kernel(block).forward(block)
                 _merge(y_BHLK[:, :, part.queries], lse_BHL[:, :, part.queries], y, lse)
+        if sinks_H is not None:  # once, when the scores of all keys are merged
+            y_BHLK, lse_BHL = with_sinks(y_BHLK, lse_BHL, sinks_H)
         y_BHLK = y_BHLK.to(q_BHLK.dtype)
-        ctx.save_for_backward(q_BHLK, k_BGLK, v_BGLK, y_BHLK, lse_BHL)
+        ctx.save_for_backward(q_BHLK, k_BGLK, v_BGLK, sinks_H, y_BHLK, lse_BHL)
         ctx.axis, ctx.mask = axis, mask
         return y_BHLK
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy_BHLK: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of this rank's queries, keys and values; sums are fp32 or wider."""
-        q_BHLK, k_BGLK, v_BGLK, y_BHLK, lse_BHL = ctx.saved_tensors
+        """Return the gradients of this rank's queries, keys, values, and of sinks by its queries.
+
+        Sums are fp32 or wider.
+        """
+        q_BHLK, k_BGLK, v_BGLK, sinks_H, y_BHLK, lse_BHL = ctx.saved_tensors
         dq_BHLK = torch.zeros_like(q_BHLK, dtype=lse_BHL.dtype)
         message: _Message | None = None
         for peer, kv in _around_ring(torch.stack((k_BGLK, v_BGLK)), ctx.axis):
@@ -129,7 +135,8 @@ class _Ring(torch.autograd.Function):
             message = _Message(dkv, ctx.axis, tag=_GRADIENTS)
         assert message is not None
         dk_BGLK, dv_BGLK = message.wait().to(k_BGLK.dtype)
-        return dq_BHLK.to(q_BHLK.dtype), dk_BGLK, dv_BGLK, None, None
+        dsinks_H = None if sinks_H is None else gradient_of_sinks(dy_BHLK, y_BHLK, lse_BHL, sinks_H)
+        return dq_BHLK.to(q_BHLK.dtype), dk_BGLK, dv_BGLK, dsinks_H, None, None
 
 
 def _merge(y_BHLK: Tensor, lse_BHL: Tensor, new_y_BHLK: Tensor, new_lse_BHL: Tensor) -> None:

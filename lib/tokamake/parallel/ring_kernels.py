@@ -44,8 +44,7 @@ class AttentionBlock:
     causal: bool = False
     """Query i attends to keys 0 … i only; then S equals L."""
     bias: Tensor | None = None
-    """(B or 1, 1, L, S), added to the scores, in the dtype of the queries; finite, but for
-    `Plain`."""
+    """(B or 1, 1, L, S), added to the scores, in the dtype of the queries; finite."""
     softcap: float = 0.0
     """c: scores become c · tanh(score / c) before the bias; 0: they stay."""
 

@@ -20,7 +20,7 @@ _LENGTH = 16
 _WINDOW = 5
 """Window of attention, odd and shorter than samples."""
 _CAP = 0.5
-"""Cap of scores and logits, small as they are."""
+"""Cap of scores, logits, and gates of experts, small as they are."""
 _VOCABULARY = 61
 """Odd, so that tensor-parallel ranks have uneven parts of it."""
 
@@ -169,7 +169,7 @@ def _tiny_attention(architecture: Architecture) -> dict[str, Any]:
     own, changed = architecture.model_extra or {}, dict[str, Any]()
     if own.get("sliding_window"):
         changed["sliding_window"] = _WINDOW
-    for name in ("attn_logit_softcapping", "final_logit_softcapping"):
+    for name in ("attn_logit_softcapping", "final_logit_softcapping", "swiglu_limit"):
         changed |= {name: _CAP} if own.get(name) else {}
     if scalar := own.get("query_pre_attn_scalar"):
         changed["query_pre_attn_scalar"] = scalar * _HEAD_DIM / architecture.head_dim

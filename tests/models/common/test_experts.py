@@ -15,12 +15,20 @@ from tokamake.config.architecture import Architecture
 
 def mixture(architecture: Architecture) -> Any:
     weights = {name: 10 * each for name, each in random_tensors(architecture, 1).items()}
+    for name, each in weights.items():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(each, std=0.3)
     return to_model(architecture, weights).layers["0"].mlp  # type: ignore[index, union-attr]
 
 
 def dense_sum(mlp: Any, x_ND: Tensor, architecture: Architecture) -> Tensor:
     """All experts of all tokens, times their weights, which are mostly 0."""
-    probabilities = (x_ND @ mlp.gate.weight.T).softmax(-1)
+    number = architecture.setting("num_experts")
+    biases = [getattr(mlp.experts, f"{each}_proj").bias for each in ("gate", "up", "down")]
+    of_router, of_gate, of_up, of_down = (
+        torch.zeros(number, 1) if each is None else each for each in (mlp.gate.bias, *biases)
+    )
+    probabilities = (x_ND @ mlp.gate.weight.T + of_router.flatten()).softmax(-1)
     least = probabilities.sort(-1, descending=True).values
     chosen = probabilities >= least[:, architecture.setting("num_experts_per_tok") - 1, None]
     weights = probabilities * chosen
@@ -29,11 +37,19 @@ def dense_sum(mlp: Any, x_ND: Tensor, architecture: Architecture) -> Tensor:
     gate, up, down = (
         getattr(mlp.experts, f"{each}_proj").weight for each in ("gate", "up", "down")
     )
-    inner = F.silu(torch.einsum("nd,eid->nei", x_ND, gate)) * torch.einsum("nd,eid->nei", x_ND, up)
-    return torch.einsum("nei,edi,ne->nd", inner, down, weights)
+    gates = torch.einsum("nd,eid->nei", x_ND, gate) + of_gate
+    ups = torch.einsum("nd,eid->nei", x_ND, up) + of_up
+    own = architecture.model_extra or {}
+    if limit := own.get("swiglu_limit"):
+        gates, ups = torch.minimum(gates, torch.tensor(limit)), ups.clip(-limit, limit)
+        inner = gates / (1 + torch.exp(-own["swiglu_alpha"] * gates)) * (ups + 1)
+    else:
+        inner = F.silu(gates) * ups
+    results = torch.einsum("nei,edi->ned", inner, down) + of_down
+    return torch.einsum("ned,ne->nd", results, weights)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "mixtral-tied", "qwen3_moe-raw", "olmoe-scaled"])
+@pytest.mark.parametrize("name", ["mixtral", "mixtral-tied", "olmoe-scaled", "gpt_oss"])
 @pytest.mark.parametrize("length", [1, 2, 40])
 def test_experts_equal_a_weighted_sum_of_all_experts(name: str, length: int) -> None:
     architecture = ARCHITECTURES[name]
@@ -66,3 +82,17 @@ def test_impossible_numbers_of_experts_are_refused(values: Any, message: str) ->
     shape = ARCHITECTURES["mixtral"].model_dump() | {"num_experts": 8}
     with pytest.raises(ValueError, match=message):
         Architecture(**shape | values)
+
+
+def test_settings_of_clamps_above_zero_alone_are_accepted() -> None:
+    for name in ("swiglu_alpha", "swiglu_limit"):
+        with pytest.raises(ValueError, match=f"{name}: 0.0: too small; give a number above 0"):
+            Architecture(**ARCHITECTURES["gpt_oss"].model_dump() | {name: 0.0})
+
+
+def test_sinks_and_biases_start_at_zero_and_norms_at_one() -> None:
+    tensors = random_tensors(ARCHITECTURES["gpt_oss"], 1)
+    added = {name: each for name, each in tensors.items() if name.endswith(("bias", ".sinks"))}
+    assert len(added) == 3 * 9
+    assert not any(each.any() for each in added.values())
+    assert all(each.eq(1).all() for name, each in tensors.items() if "norm" in name)

@@ -15,7 +15,7 @@ from tokamake.checkpoint import model_tensors
 from tokamake.config.architecture import Architecture
 from tokamake.config_files import validate
 from tokamake.errors import UserError
-from tokamake.models.common.hf_format import HFFormat, label_keys
+from tokamake.models.common.hf_format import HFFormat, label_keys, label_names
 
 if TYPE_CHECKING:
     import torch
@@ -36,7 +36,9 @@ def read_config(folder: Path) -> tuple[Architecture, HFFormat]:
     config = files.read_json(file, REMEDY)
     model_type = config.get("model_type") if isinstance(config, dict) else None
     family, model_format = _find_model_type(model_type, file)
-    if config.get("quantization_config"):
+    quantization = config.get("quantization_config") or {}
+    is_read = model_format.interleaves_experts and quantization.get("quant_method") == "mxfp4"
+    if quantization and not is_read:
         raise UserError(f"{file}: quantization_config: the folder holds {model_tensors.QUANTIZED}")
     if problem := model_format.unsupported(config):
         raise UserError(f"{file}: {problem}")
@@ -116,6 +118,20 @@ def read_generation_config(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{file}: not a JSON object; {REMEDY}")
     return value
+
+
+def notes(folder: Path, config: Mapping[str, Any], *, model_format: HFFormat) -> dict[str, Any]:
+    """Values of config.json and generation_config.json that are no shape of the model."""
+    noted = ("model_type", "bos_token_id", "eos_token_id")
+    notes = {key: config[key] for key in noted if key in config}
+    rates = {rate: config[key] for key, rate in model_format.dropout.items() if key in config}
+    if any(rates.values()):
+        notes["dropout"] = rates
+    if labels := label_names(config):
+        notes["labels"] = labels
+    if (folder / GENERATION_CONFIG).is_file():
+        notes["generation"] = read_generation_config(folder)
+    return notes
 
 
 def including(stated: Any, token: int | list[int] | None) -> int | list[int] | None:

@@ -10,13 +10,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tokamake import files
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.format_protocol import CheckpointFormat
-from tokamake.checkpoint.hf import config_json, safetensors_files
+from tokamake.checkpoint.hf import config_json, interleaved_experts, safetensors_files
 from tokamake.checkpoint.hf.config_json import REMEDY
+from tokamake.checkpoint.hf.interleaved_experts import StoredTensor
 from tokamake.checkpoint.tensors import dtypes
 from tokamake.checkpoint.tensors.checkpoint import CHAT_TEMPLATES, Checkpoint, Target
 from tokamake.checkpoint.tensors.chunks import is_same
@@ -27,7 +28,7 @@ from tokamake.checkpoint.torch_files import pickle_reader, torch_archive
 from tokamake.checkpoint.torch_files.pickle_reader import PickledTensor
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
-from tokamake.models.common.hf_format import EXPERT_NAMES, HFFormat, label_names
+from tokamake.models.common.hf_format import EXPERT_NAMES, HFFormat
 
 TITLE = "Hugging Face"
 SUMMARY = "Hugging Face; with the tokenizer of a Hugging Face folder"
@@ -54,13 +55,6 @@ _EXPERTS = re.compile(r"(model\.layers\.\d+\.mlp\.experts)\.(gate|up|down)_proj\
 _ONE_EXPERT = re.compile(r"\.mlp\.experts\.\d+\.")
 
 
-class _StoredTensor(NamedTuple):
-    """A tensor of a model type; it holds chunks of one or more of tokamake's tensors."""
-
-    shape: tuple[int, ...]
-    chunks: tuple[Chunk, ...]
-
-
 def find(path: Path) -> Path | None:
     return path if list_files(path) else None
 
@@ -85,7 +79,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         architecture, extents = _with_mtp_layers(
             folder, extents, architecture=architecture, model_format=model_format, stated=stated
         )
-    if any(name.endswith(f".mlp.experts{_GATES_AND_UPS}") for name in extents):
+    has_fused = any(name.endswith(f".mlp.experts{_GATES_AND_UPS}") for name in extents)
+    if has_fused and not model_format.interleaves_experts:
         stored = _stored_with_fused_experts(architecture, model_format)
     else:
         stored = _stored_tensors(architecture, model_format)
@@ -100,6 +95,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         for name, ours in known.items()
         if name in extents
     }
+    computed = {}
+    if model_format.interleaves_experts:
+        computed = dict(interleaved_experts.take_quantized(extents, stored))
+    stored = {n: each for n, each in stored.items() if each.chunks[0].key not in computed}
     model_tensors.check_names(extents, stored, where=str(folder))
     for name, (shape, _) in stored.items():
         model_tensors.check_weight(name, extents[name], shape=shape)
@@ -113,22 +112,15 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         replace(extent, chunks=stored[original].chunks, is_replica=True)
         for extent, original in extra.values()
     ]
+    located += [part for each in computed.values() for part in (each.blocks, each.scales)]
     # Checks that no file is too short; so the comparison of the copy comes after it.
-    source = TensorSource(located, model_tensors.weight_shapes(architecture))
-    copies = source.extents[len(extents) :]
+    source = TensorSource(located, model_tensors.weight_shapes(architecture), computed=computed)
+    copies = source.extents[len(extents) : len(extents) + len(extra)]
     for (name, (extent, original)), copy in zip(extra.items(), copies, strict=True):
         if not _is_same(source, copy, stored=(extent, extents[original])):
             reason = _reason_against(name, architecture, model_format=model_format)
             raise UserError(f"{extent.file}: tensor {name} differs from {original}, {reason}")
-    noted = ("model_type", "bos_token_id", "eos_token_id")
-    notes = {key: config[key] for key in noted if key in config}
-    rates = {rate: config[key] for key, rate in model_format.dropout.items() if key in config}
-    if any(rates.values()):
-        notes["dropout"] = rates
-    if labels := label_names(config):
-        notes["labels"] = labels
-    if (folder / config_json.GENERATION_CONFIG).is_file():
-        notes["generation"] = config_json.read_generation_config(folder)
+    notes = config_json.notes(folder, config, model_format=model_format)
     tokenizer = {file for name in _TOKENIZER_FILES for file in folder.glob(name) if file.is_file()}
     return Checkpoint(
         "hf", folder, architecture, source, tokenizer=(*sorted(tokenizer),), notes=notes
@@ -241,7 +233,7 @@ def _is_same(source: TensorSource, copy: Extent, *, stored: tuple[Extent, Extent
     return is_shared or all(is_same(source, (copy, chunk)) for chunk in copy.chunks)
 
 
-def _stored_tensors(architecture: Architecture, model_format: HFFormat) -> dict[str, _StoredTensor]:
+def _stored_tensors(architecture: Architecture, model_format: HFFormat) -> dict[str, StoredTensor]:
     """Return the tensors of a model type by name, each with the chunks that it holds."""
     shapes = model_tensors.shapes(architecture)
     members: dict[str, list[str]] = defaultdict(list)
@@ -267,7 +259,9 @@ def _stored_tensors(architecture: Architecture, model_format: HFFormat) -> dict[
         shape = (*columns, num_rows) if is_transposed else (num_rows, *columns)
         if names[0] in model_format.as_rows:
             shape = (1, *shape)
-        stored[stored_name] = _StoredTensor(shape, tuple(chunks))
+        stored[stored_name] = StoredTensor(shape, tuple(chunks))
+    if model_format.interleaves_experts:
+        stored = interleaved_experts.interleaved(stored, shapes)
     for name, ours in model_format.twice.items():
         stored[name] = stored[model_format.name(ours)]
     return stored
@@ -275,7 +269,7 @@ def _stored_tensors(architecture: Architecture, model_format: HFFormat) -> dict[
 
 def _stored_with_fused_experts(
     architecture: Architecture, model_format: HFFormat
-) -> dict[str, _StoredTensor]:
+) -> dict[str, StoredTensor]:
     """Tensors by the names in the memory of transformers 5, which it can also save.
 
     A layer has one tensor with the gates and up projections of all experts, one with the down
@@ -299,7 +293,7 @@ def _stored_with_fused_experts(
             for each in range(number)
         ]
     stored = {name: each for name, each in stored.items() if not _ONE_EXPERT.search(name)}
-    return stored | {name: _StoredTensor(shapes[name], (*fused[name],)) for name in fused}
+    return stored | {name: StoredTensor(shapes[name], (*fused[name],)) for name in fused}
 
 
 def _chunk(

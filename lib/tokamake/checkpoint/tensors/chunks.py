@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +33,8 @@ _MAX_OPEN = 64
 """Open files of each thread."""
 _TILE = 64
 """Rows that are transposed at once, so that they stay in the processor's cache."""
+_weaving = Lock()
+"""Held while single elements are written among others, which other threads may write, too."""
 
 
 class OpenFiles:
@@ -88,6 +91,9 @@ class OpenFiles:
         while outer and (shape[outer[-1]] == 1 or steps[outer[-1]] == range_bytes):
             range_bytes *= shape[outer.pop()]
         target, start = self.descriptor(extent.file, os.O_RDWR), first_byte(file_chunk, slices)
+        if outer and range_bytes == width:
+            _weave(target, start, content=content, strides=[steps[dim] for dim in order_of(chunk)])
+            return
         unwritten = content.reshape(-1).view("u1").data
         for index in product(*(range(shape[dim]) for dim in outer)):
             offset = start + sum(n * steps[dim] for n, dim in zip(index, outer, strict=True))
@@ -100,6 +106,16 @@ def write(descriptor: int, offset: int, content: memoryview) -> None:
     while content:
         num_written = os.pwrite(descriptor, content, offset)
         content, offset = content[num_written:], offset + num_written
+
+
+def _weave(descriptor: int, start: int, *, content: Array, strides: Sequence[int]) -> None:
+    """Write elements that are not adjacent in the file, all in one call."""
+    width, counts = content.itemsize, content.shape
+    span = width + sum((n - 1) * step for n, step in zip(counts, strides, strict=True))
+    with _weaving:
+        between = bytearray(os.pread(descriptor, span, start))
+        np.ndarray(counts, content.dtype, between, strides=strides)[...] = content
+        write(descriptor, start, memoryview(between))
 
 
 class ChunkReader:

@@ -5,18 +5,36 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from tokamake.checkpoint.tensors import cast, dtypes
 from tokamake.checkpoint.tensors.cast import Array
 from tokamake.checkpoint.tensors.dtypes import FLOAT32, Dtype
-from tokamake.checkpoint.tensors.extents import Chunk, Extent, FileChunk, Slices, overlap
+from tokamake.checkpoint.tensors.extents import (
+    Chunk,
+    Extent,
+    FileChunk,
+    Slices,
+    overlap,
+    whole_slices,
+)
 from tokamake.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class ComputedTensor(Protocol):
+    """A tensor that is computed from files as it is read."""
+
+    @property
+    def dtype(self) -> Dtype: ...
+
+    def values(self, slices: Slices) -> Array:
+        """Slices of the tensor, as raw bytes of its dtype."""
 
 
 class TensorSource:
@@ -26,6 +44,7 @@ class TensorSource:
         extents: extents that hold the tensors.
         shapes: of the whole tensors, by key.
         in_memory: tensors in memory, by key; a number is a tensor in fp32.
+        computed: tensors that are computed, by key; their shapes are among `shapes`.
     """
 
     def __init__(
@@ -34,10 +53,11 @@ class TensorSource:
         shapes: Mapping[str, Iterable[int]],
         *,
         in_memory: "Mapping[str, float | Tensor] | None" = None,
+        computed: Mapping[str, ComputedTensor] = MappingProxyType({}),
     ) -> None:
         self.extents = [*extents]
         self.shapes = {key: tuple(shape) for key, shape in shapes.items()}
-        self.in_memory = {**(in_memory or {})}
+        self.in_memory, self.computed = {**(in_memory or {})}, {**computed}
         sizes: dict[Path, int] = {}
         for extent in self.extents:
             if extent.file not in sizes:
@@ -50,7 +70,8 @@ class TensorSource:
                 if not chunk.is_mean:
                     self._file_chunks[chunk.key].append((extent, chunk))
         for key, shape in self.shapes.items():
-            self._check_complete(key, shape)
+            if key not in self.computed:
+                self._check_complete(key, shape)
         for key, value in self.in_memory.items():
             self.shapes[key] = () if isinstance(value, float) else tuple(value.shape)
 
@@ -85,6 +106,8 @@ class TensorSource:
 
     def dtype(self, key: str) -> Dtype:
         """Dtype of a tensor in the files; if its chunks differ, the widest."""
+        if key in self.computed:
+            return self.computed[key].dtype
         if key not in self.in_memory:
             return dtypes.widest(extent.dtype for extent, _ in self._file_chunks[key])
         value = self.in_memory[key]
@@ -96,10 +119,12 @@ class TensorSource:
 
     def is_in_files(self, key: str) -> bool:
         """Whether a tensor is read from files, and not by `values`."""
-        return key not in self.in_memory
+        return key not in self.in_memory and key not in self.computed
 
     def values(self, key: str, slices: Slices) -> Array:
         """Read slices of a tensor that is not in files, as raw bytes of its dtype."""
+        if key in self.computed:
+            return self.computed[key].values(slices)
         value = self.in_memory[key]
         if isinstance(value, float):
             return np.asarray(value, "<f4").view("V4")
@@ -117,7 +142,7 @@ class TensorSource:
             replace(extent, chunks=_first_rows(extent.chunks, cut_keys, count=count))
             for extent in self.extents
         )
-        return TensorSource(extents, shapes, in_memory=self.in_memory)
+        return TensorSource(extents, shapes, in_memory=self.in_memory, computed=self.computed)
 
     def number(self, key: str) -> float:
         """Read a tensor without dimensions; from a file, without torch."""
@@ -143,6 +168,9 @@ class TensorSource:
 
         if key in self.in_memory:
             return torch.as_tensor(self.in_memory[key])
+        if key in self.computed:
+            raw, dtype = self.values(key, whole_slices(self.shapes[key])), self.dtype(key)
+            return torch.from_numpy(raw.view("u1")).view(dtype.torch)
         file_chunks, shape = self._file_chunks[key], self.shapes[key]
         if len(file_chunks) == 1:
             extent, chunk = file_chunks[0]

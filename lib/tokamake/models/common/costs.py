@@ -130,6 +130,21 @@ def gated_experts_with_head_norms(
     return with_head_norms(architecture, layer, size=size, fused_norm=fused_norm)
 
 
+def gated_experts_with_biases(
+    architecture: Architecture, *, size: int, fused_norm: bool
+) -> SavedActivations:
+    """Bytes per token of a layer with clamped experts that have biases.
+
+    Each of a token's experts saves its gate and up projection, the states between the products, and
+    its result, which the weight of the expert multiplies.
+    """
+    layer = gated_experts(architecture, size=size, fused_norm=fused_norm)
+    chosen = architecture.setting("num_experts_per_tok")
+    inner = chosen * architecture.expert_size * size
+    results = chosen * architecture.hidden_size * size
+    return layer._replace(gathered=layer.gathered + results, split=layer.split - 2 * inner)
+
+
 def with_head_norms(
     architecture: Architecture, layer: SavedActivations, *, size: int, fused_norm: bool
 ) -> SavedActivations:

@@ -9,6 +9,7 @@ Shape suffixes: B batch, L tokens of a row, N tokens of a micro batch, K experts
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 
 from tokamake.config.architecture import Architecture
 from tokamake.models.common.decoder import Decoder
+from tokamake.models.common.gates import gated
 from tokamake.models.common.key_value_cache import KeyValueCache, LayerCache
-from tokamake.models.common.layers import ACTIVATIONS, GatedMLP, TransformerLayer
+from tokamake.models.common.layers import GatedMLP, TransformerLayer
 from tokamake.models.common.router_losses import RouterLosses, Routing
 from tokamake.models.common.routers import Choices, Router, one_hot
 from tokamake.parallel.attention import AttentionMask
@@ -32,20 +34,37 @@ from tokamake.runtime.torch_internals import not_compiled
 
 
 class ExpertLinear(nn.Module):
-    """The same projection of this rank's experts: a stack of matrices, (E, outputs, inputs)."""
+    """The same projection of this rank's experts: a stack of matrices, (E, outputs, inputs).
 
-    def __init__(self, *shape: int, dim: int, mesh: Mesh) -> None:
+    Tensor-parallel ranks divide the dimension `dim` of the stack. A bias is a stack of vectors,
+    (E, outputs). Where the ranks divide the inputs, each has all of it, and the first one adds it.
+    """
+
+    def __init__(self, *shape: int, dim: int, mesh: Mesh, bias: bool = False) -> None:
         super().__init__()
         num_experts, *of_expert = shape
         own = len(part(num_experts, mesh.expert))
         self.weight = nn.Parameter(torch.empty(own, *of_expert))
-        divided = dim if mesh.tensor.size > 1 else None
+        is_divided = mesh.tensor.size > 1
         axes = (("expert", 0),) if mesh.expert.size > 1 else ()
-        self.placements = {"weight": Placement(divided, axes=axes, hidden=True)}
+        divided = Placement(dim if is_divided else None, axes=axes, hidden=True)
+        self.placements = {"weight": divided}
+        self.bias, self._adds_bias = None, True
+        if bias:
+            self.bias = nn.Parameter(torch.empty(own, of_expert[0]))
+            of_bias = Placement(1 if is_divided else None, axes=axes, decays=False, hidden=False)
+            if dim == 2:
+                self._adds_bias = mesh.tensor.rank == 0
+                of_bias = replace(of_bias, dim=None, partial=is_divided)
+            self.placements["bias"] = of_bias
+
+    bias: nn.Parameter | None
 
     def forward(self, x: Tensor, groups: Groups) -> Tensor:
         """Map rows, sorted by expert."""
-        return grouped_linear(x, self.weight, groups)
+        # A factor of 0 keeps the bias part of the backward pass on all ranks.
+        bias = self.bias if self.bias is None or self._adds_bias else self.bias * 0
+        return grouped_linear(x, self.weight, groups, bias)
 
 
 class Experts(nn.Module):
@@ -56,10 +75,10 @@ class Experts(nn.Module):
         number, hidden = architecture.setting("num_experts"), architecture.hidden_size
         self._expert_axis = mesh.expert
         self._inner = inner = len(part(architecture.expert_size, mesh.tensor))
-        self._activation = ACTIVATIONS[architecture.hidden_act]
-        self.gate_proj = ExpertLinear(number, inner, hidden, dim=1, mesh=mesh)
-        self.up_proj = ExpertLinear(number, inner, hidden, dim=1, mesh=mesh)
-        self.down_proj = ExpertLinear(number, hidden, inner, dim=2, mesh=mesh)
+        self._gated, bias = gated(architecture), architecture.mlp_bias
+        self.gate_proj = ExpertLinear(number, inner, hidden, dim=1, mesh=mesh, bias=bias)
+        self.up_proj = ExpertLinear(number, inner, hidden, dim=1, mesh=mesh, bias=bias)
+        self.down_proj = ExpertLinear(number, hidden, inner, dim=2, mesh=mesh, bias=bias)
 
     def forward(
         self, x_ND: Tensor, weights_NK: Tensor, chosen_NK: Tensor, counts_E: Tensor
@@ -89,10 +108,12 @@ class Experts(nn.Module):
     def _computed(self, x_RD: Tensor, weights_R: Tensor, counts_E: Tensor) -> Tensor:
         """Results of this rank's experts for rows that are sorted by expert."""
         groups = groups_of(counts_E, x_RD, width=self._inner)
-        inner_RI = self._activation(self.gate_proj(x_RD, groups)) * self.up_proj(x_RD, groups)
-        # Before the product, where states are narrower than after it.
-        y_RD: Tensor = self.down_proj(inner_RI * weights_R[:, None], groups)
-        return y_RD
+        inner_RI = self._gated(self.gate_proj(x_RD, groups), self.up_proj(x_RD, groups))
+        has_bias = self.down_proj.bias is not None
+        if not has_bias:  # before the product, where states are narrower than after it
+            inner_RI = inner_RI * weights_R[:, None]
+        y_RD: Tensor = self.down_proj(inner_RI, groups)
+        return y_RD * weights_R[:, None] if has_bias else y_RD
 
 
 class _Dispatched(torch.autograd.Function):

@@ -125,6 +125,9 @@ class HFFormat:
     """Whether weights of projections have the shape (inputs, outputs)."""
     ignored: str = "$^"
     """Pattern of names of tensors that hold no weights."""
+    interleaves_experts: bool = False
+    """Whether a layer has one tensor with the gates and up projections of all experts, inputs by
+    outputs, a gate and an up projection in turns; also read as MXFP4."""
     has_mtp_layers: bool = False
     """Whether files may have layers after the last one, which predict further tokens (MTP).
     transformers ignores them."""

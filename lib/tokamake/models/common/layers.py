@@ -8,6 +8,7 @@ H query heads, G key and value heads, K width of a head.
 from collections.abc import Callable, Sequence
 from functools import partial
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,6 +18,7 @@ from tokamake.models.common.positions import rotate
 from tokamake.parallel.attention import AttentionMask, attention
 from tokamake.parallel.dropout import Dropout, dropped
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
+from tokamake.parallel.placement import Placement
 from tokamake.parallel.score_rules import ScoreRules
 from tokamake.parallel.tensor import (
     ColumnParallelLinear,
@@ -33,7 +35,8 @@ class Attention(nn.Module):
     Each tensor-parallel rank has some query heads, and the key and value heads that these use.
     `head_norm` builds the norms of query and of key heads, (..., heads, K), before rotation; see
     `head_norms`. `qkv_bias` says whether queries, keys and values have biases; None: as
-    `attention_bias` says, which the output has, too.
+    `attention_bias` says, which the output has, too. With `attention_sinks`, each head has a
+    further score, which takes weight from the tokens (gpt-oss).
 
     Attributes:
         number: layer index in the whole model.
@@ -69,6 +72,10 @@ class Attention(nn.Module):
         )
         width = architecture.head_dim
         self._heads = (len(self.q_proj.weight) // width, groups, width)
+        self.sinks: nn.Parameter | None = None
+        if architecture.attention_sinks:
+            self.sinks = nn.Parameter(torch.empty(self._heads[0]))
+            self.placements = {"sinks": Placement(0)} if mesh.tensor.size > 1 else {}
         self.qkv_proj: JoinedLinear | None = None
 
     @property
@@ -80,6 +87,7 @@ class Attention(nn.Module):
     def rotates_whole_heads(self) -> bool:
         """Whether the layer has rotary positions that turn all of each head, and nothing else."""
         is_plain = self._scale == 1.0 and not self._softcap and not self._rotates_by_kind
+        is_plain = is_plain and self.sinks is None
         return self.rotates and self._rotary_width == self._width and is_plain
 
     @property
@@ -134,7 +142,7 @@ class Attention(nn.Module):
         axis, method = self._mesh.context, self._mesh.context_method
         # A mask of cached keys has the window: columns of its rows are different places.
         window = None if isinstance(mask, Tensor) else self.window
-        rules = ScoreRules(window, self._softcap)
+        rules = ScoreRules(window, self._softcap, sinks=self.sinks)
         if dropout and dropout.attention:
             rules = rules._replace(drop=partial(dropout.weights, axis=axis, layer=self))
         y_BHLK = attention(q_BHLK, k_BGSK, v_BGSK, axis=axis, method=method, mask=mask, rules=rules)

@@ -28,7 +28,7 @@ class RandomWeights:
     """Weights of a model before its training: normal with deviation `initializer_range`.
 
     Projections into the residual stream (ends of names) have a deviation smaller by √(2 × layers),
-    as in GPT-2's report. Norms are 1, or 0 if they are centered, and biases 0.
+    as in GPT-2's report. Norms are 1, or 0 if they are centered, and biases and sinks 0.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class RandomWeights:
         """
         if len(shape) == 1 or name.endswith(".bias"):
             size = [at.stop - at.start for at in place]
-            value = 0.0 if name.endswith("bias") else self._norm
+            value = 0.0 if name.endswith(("bias", "sinks")) else self._norm
             yield tuple(slice(0, each) for each in size), np.full(size, value, np.float32)
             return
         depth = self._depth if name.endswith(self._into_residual) else 1.0

@@ -39,7 +39,8 @@ class Router(nn.Module):
 
     With `n_group`, experts come in groups, and only experts of the `topk_group` groups with the
     most probable expert are chosen (DeepSeek-V2, arXiv 2405.04434). `norm_topk_prob` scales the
-    weights of a token so that they add up to 1, `routed_scaling_factor` all of them.
+    weights of a token so that they add up to 1, `routed_scaling_factor` all of them. With
+    `mlp_bias`, scores have biases, which are trained.
     """
 
     def __init__(self, architecture: Architecture, mesh: Mesh) -> None:
@@ -47,16 +48,20 @@ class Router(nn.Module):
         shape = architecture.setting("num_experts"), architecture.hidden_size
         self.weight = nn.Parameter(torch.empty(shape))
         # A rank has its part of the experts' width, so the gradient of a score is partial.
-        self.placements = {"weight": Placement(partial=mesh.tensor.size > 1)}
+        partial = Placement(partial=mesh.tensor.size > 1)
+        self.placements = {"weight": partial, "bias": partial}
+        self.bias = nn.Parameter(torch.empty(shape[0])) if architecture.mlp_bias else None
         own = architecture.model_extra or {}
         self._num_chosen: int = own["num_experts_per_tok"]
         self._renormalizes: bool = own.get("norm_topk_prob", False)
         self._scale: float = own.get("routed_scaling_factor", 1.0)
         self._groups: tuple[int, int] = own.get("n_group", 1), own.get("topk_group", 1)
 
+    bias: nn.Parameter | None
+
     def forward(self, x_ND: Tensor) -> Choices:
         """Choose experts."""
-        logits_NE = linear(x_ND, self.weight).float()
+        logits_NE = linear(x_ND, self.weight, self.bias).float()
         probabilities_NE = logits_NE.softmax(-1)
         likeliest_NK = None
         if self._groups[0] > 1:

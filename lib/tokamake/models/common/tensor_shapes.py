@@ -156,6 +156,8 @@ def _attention(architecture: Architecture, *, qkv_bias: bool | None = None) -> S
     for name, shape in projections.items():
         has_bias = architecture.attention_bias if name == "o" or qkv_bias is None else qkv_bias
         tensors |= with_bias(f"self_attn.{name}_proj", shape, has_bias=has_bias)
+    if architecture.attention_sinks:
+        tensors["self_attn.sinks"] = (architecture.num_attention_heads,)
     return tensors
 
 
@@ -207,13 +209,16 @@ def expert_mlp(architecture: Architecture, *, balanced: bool = False) -> Shapes:
     hidden, inner = architecture.hidden_size, architecture.expert_size
     number = architecture.setting("num_experts")
     shared = (architecture.model_extra or {}).get("n_shared_experts", 0) * inner
-    tensors: Shapes = {"mlp.gate.weight": (number, hidden)}
+    has_bias = architecture.mlp_bias
+    tensors = with_bias("mlp.gate", (number, hidden), has_bias=has_bias)
     tensors |= {f"mlp.gate.{ROUTER_BIAS}": (number,)} if balanced else {}
-    tensors |= {
-        "mlp.experts.gate_proj.weight": (number, inner, hidden),
-        "mlp.experts.up_proj.weight": (number, inner, hidden),
-        "mlp.experts.down_proj.weight": (number, hidden, inner),
-    }
+    for each, rows, columns in (
+        ("gate", inner, hidden),
+        ("up", inner, hidden),
+        ("down", hidden, inner),
+    ):
+        tensors[f"mlp.experts.{each}_proj.weight"] = (number, rows, columns)
+        tensors |= {f"mlp.experts.{each}_proj.bias": (number, rows)} if has_bias else {}
     if shared:
         tensors |= {
             "mlp.shared_experts.gate_proj.weight": (shared, hidden),

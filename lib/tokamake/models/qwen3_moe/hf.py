@@ -58,5 +58,4 @@ HUGGING_FACE = (
 
 REFUSED = {
     "qwen3_next": "some of its layers have linear attention",
-    "gpt_oss": "its attention has sinks and windows, and its experts have biases",
 }

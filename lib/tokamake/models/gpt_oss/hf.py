@@ -1,0 +1,88 @@
+"""How a `gpt_oss` is stored: its tensors, and transformers' model type gpt_oss."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from tokamake.config.architecture import Architecture
+from tokamake.models.common import tensor_shapes
+from tokamake.models.common.hf_format import GATED_KEYS, HFFormat, same_keys
+from tokamake.models.common.hf_windows import Windows
+
+shapes = partial(
+    tensor_shapes.shapes, gated=True, biased_norms=False, of_mlp=tensor_shapes.expert_mlp
+)
+
+_SCALING = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "original_max_position_embeddings": 4096,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+}
+"""Rotary positions of a config that states none, as in transformers."""
+
+
+def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {name: float(config[name]) for name in ("swiglu_alpha", "swiglu_limit")}
+    if config.get("rope_scaling") or config.get("rope_parameters"):
+        return fields
+    return {**fields, "rope_scaling": _SCALING}
+
+
+def _own_keys(architecture: Architecture) -> dict[str, Any]:
+    # The hub's files state the number of chosen experts twice.
+    chosen = architecture.setting("num_experts_per_tok")
+    return {"head_dim": architecture.head_dim, "experts_per_token": chosen}
+
+
+HUGGING_FACE = (
+    HFFormat(
+        model_type="gpt_oss",
+        class_name="GptOssForCausalLM",
+        keys={
+            **GATED_KEYS,
+            **same_keys("attention_bias", "swiglu_alpha", "swiglu_limit"),
+            "num_experts": ("num_local_experts", "num_experts"),
+            "num_experts_per_tok": ("num_experts_per_tok", "experts_per_token"),
+        },
+        defaults={
+            "vocab_size": 201088,
+            "hidden_size": 2880,
+            "intermediate_size": 2880,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "max_position_embeddings": 131072,
+            "rope_theta": 150000.0,
+            "hidden_act": "silu",
+            "attention_bias": True,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            "initializer_range": 0.02,
+            "swiglu_alpha": 1.702,
+            "swiglu_limit": 7.0,
+            "num_experts": 128,
+            "num_experts_per_tok": 4,
+        },
+        implied={
+            "position_embedding": "rotary",
+            "attention_sinks": True,
+            "mlp_bias": True,
+            "norm_topk_prob": True,
+        },
+        dropout={"attention_dropout": "attention"},
+        windows=Windows(128, interval=2),
+        extra_fields=_fields,
+        extra_keys=_own_keys,
+        names={"mlp.gate": "mlp.router"},
+        interleaves_experts=True,
+    ),
+)
+
+NOT_IN_MEGATRON = (
+    "it has attention sinks, and biases of experts and of their routers, which Megatron's files of "
+    "experts lack here"
+)
