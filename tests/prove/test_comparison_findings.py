@@ -28,6 +28,7 @@ PIPELINE = {"parallel.pipeline_parallel_size": 2}
 TIED = {"architecture.tie_word_embeddings": True}
 UNEQUAL = {"eod_mask_loss": True, "reset_attention_mask": True}
 """Rows, micro batches and ranks have unequal numbers of labels."""
+MTP = {"architecture.num_nextn_predict_layers": 2}
 
 FINDINGS: dict[str, list[Composition]] = {
     "labels_differ_by_rank": [
@@ -36,6 +37,14 @@ FINDINGS: dict[str, list[Composition]] = {
     ],
     "labels_differ_by_micro_batch": [
         composition(UNEQUAL | DATA | {"num_micro_batches": 4, "micro_batch_size": 1})
+    ],
+    "labels_of_further_tokens_differ": [
+        composition(UNEQUAL | MTP | each, "deepseek_v3")
+        for each in (
+            {"data_parallel_size": 4},
+            CONTEXT | TENSOR,
+            PIPELINE | {"num_micro_batches": 4},
+        )
     ],
     "pipeline_with_unequal_labels": [composition(UNEQUAL | PIPELINE | {"num_micro_batches": 4})],
     "pipeline_with_accumulation": [
