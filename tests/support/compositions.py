@@ -65,6 +65,7 @@ SIZES: Axes = {
     "router.z_coefficient": (0.1, 0.0),
     "router.bias_update_rate": (0.001, 0.0),
     "mtp.loss_scaling_factor": (0.3, 1.0, 0.0),
+    "router.capacity_factor": (None, 0.5, 1.0),
     "precision": ("fp32", "bf16", "fp16"),
     "architecture.num_key_value_heads": (2, 4, 1),
     "layers_of_stage": (1, 2),

@@ -77,7 +77,8 @@ def test_biases_and_mtp_layers_change_and_resume_bit_by_bit(tmp_path: Path) -> N
     )
     assert train_here(again) == 0
     assert hashes(again, 4) == hashes(config, 4)
-    fixed = start_run(root, "fixed", router={**router, "bias_update_rate": 0.0}, train_steps=2)
+    limited = {**router, "bias_update_rate": 0.0, "capacity_factor": 0.5}
+    fixed = start_run(root, "fixed", router=limited, train_steps=2)
     assert train_here(fixed) == 0
     assert not weights(fixed)["model.layers.1.mlp.gate.e_score_correction_bias"].any()
     ignored = start_run(root, "ignored", router=router, mtp={"loss_scaling_factor": 0.0})
@@ -85,3 +86,8 @@ def test_biases_and_mtp_layers_change_and_resume_bit_by_bit(tmp_path: Path) -> N
     assert records(ignored)[0]["loss"] == first["loss"]
     assert records(ignored)[0]["mtp_loss/1"] == first["mtp_loss/1"]
     assert not torch.equal(*(weights(each)["model.norm.weight"] for each in (ignored, config)))
+    assert not any("dropped_share" in record for record in records(config))
+    for record in records(fixed):  # experts take at most half of the choices, rounded up
+        assert 0.4 < record["dropped_share"] < 0.8
+        of_layers = [record[f"dropped_share/layers.{number}"] for number in (1, 2)]
+        assert record["dropped_share"] == pytest.approx(sum(of_layers) / 2)

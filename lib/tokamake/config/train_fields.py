@@ -109,7 +109,7 @@ class TrainFields(Settings):
     dropout: DropoutSettings = DropoutSettings()
     """Dropout."""
     router: RouterSettings = RouterSettings()
-    """Losses of the routers of mixtures of experts."""
+    """Losses of the routers of mixtures of experts, and the capacity of experts."""
     mtp: MTPSettings = MTPSettings()
     """Losses of layers that predict further tokens (MTP)."""
     optimizer: OptimizerSettings = OptimizerSettings()

@@ -26,9 +26,9 @@ class DropoutSettings(Settings):
 
 
 class RouterSettings(Settings):
-    """Losses of the routers of mixtures of experts. The gradients of the training have them; the
-    records of losses have them apart. Each is the mean over the rows of the global batch, the same
-    at every layout, and the layers add up."""
+    """Routers of mixtures of experts: their losses, biases, and the capacity of experts. The
+    gradients of the training have the losses; the records have them apart. Each is the mean over
+    the rows of the global batch, the same at every layout, and the layers add up."""
 
     balance_coefficient: Annotated[float, Field(ge=0)] = 0.01
     """Factor of the loss that balances the load of experts, for each row: the number of experts
@@ -41,6 +41,10 @@ class RouterSettings(Settings):
     """Families whose routers have a bias, such as deepseek_v3: what each step adds to the bias of
     an expert with fewer tokens than the mean, and takes from others. DeepSeek-V3 uses 0.001, and 0
     for its last tokens."""
+    capacity_factor: Annotated[float, Field(gt=0)] | None = None
+    """Tokens of a row that an expert takes while the model trains, relative to an even share: the
+    first ones that choose it. It drops later ones, which get no result and no gradient of this
+    expert. Evaluation and generation drop none. Empty: no token is dropped."""
 
 
 class MTPSettings(Settings):

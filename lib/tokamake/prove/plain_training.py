@@ -115,7 +115,7 @@ class _PlainTrainer:
             num_experts=architecture.setting("num_experts"),
             device=torch.device("cpu"),
         )
-        self.model.watch_routers(routers)
+        self.model.watch_routers(routers, capacity_factor=settings.capacity_factor)
         return routers
 
     def _watch_further(self) -> MTPLosses:

@@ -182,7 +182,7 @@ class PipelineStages:
             device=self._device,
         )
         for module in self.modules.values():
-            module.watch_routers(losses)
+            module.watch_routers(losses, capacity_factor=settings.capacity_factor)
         return losses
 
     def _watch_further(self) -> MTPLosses:

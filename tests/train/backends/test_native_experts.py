@@ -86,6 +86,17 @@ def test_a_training_moves_between_numbers_of_ranks_that_divide_experts(tmp_path:
 
 
 @pytest.mark.ranks
+def test_ranks_that_share_rows_and_experts_drop_as_one_process() -> None:
+    values: Values = COUNTS | {
+        "parallel.context_parallel_size": 2,
+        "parallel.expert_parallel_size": 4,
+        "data_parallel_size": 2,
+        "router.capacity_factor": 0.5,
+    }
+    assert_proved([Composition("mixtral", "causal", values, 3)])
+
+
+@pytest.mark.ranks
 def test_ranks_that_do_not_divide_the_number_of_experts_have_equal_parts() -> None:
     shape = {"architecture.num_experts": 3, "data_parallel_size": 2, "zero_stage": 1}
     of_ranks = spawn(stack_sizes, 2, Composition("mixtral", "causal", shape, 3).run())

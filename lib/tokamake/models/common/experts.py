@@ -1,11 +1,12 @@
 """Mixture of experts: a router chooses some of many MLPs, the experts, for each token.
 
 After Switch (arXiv 2101.03961) and MegaBlocks (arXiv 2211.15841): tokens are sorted by expert, and
-no token is dropped, however many choose the same expert. Tensor-parallel ranks divide the width of
-each expert; all of them compute the router. Expert-parallel ranks divide the experts: rows go to
-the ranks of their experts, and the results come back (`parallel.expert_dispatch`).
+no token is dropped, however many choose the same expert, unless a training sets a capacity
+(`expert_capacity`). Tensor-parallel ranks divide the width of each expert; all of them compute the
+router. Expert-parallel ranks divide the experts: rows go to the ranks of their experts, and the
+results come back (`parallel.expert_dispatch`).
 Shape suffixes: B batch, L tokens of a row, N tokens of a micro batch, K experts of a token, R rows
-(each token once for each of its experts), E experts, D hidden size, I width of an expert.
+(each token once for each expert that takes it), E experts, D hidden size, I width of an expert.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from tokamake.config.architecture import Architecture
 from tokamake.models.common.decoder import Decoder
+from tokamake.models.common.expert_capacity import ExpertCapacity
 from tokamake.models.common.gates import gated
 from tokamake.models.common.key_value_cache import KeyValueCache, LayerCache
 from tokamake.models.common.layers import GatedMLP, TransformerLayer
@@ -25,7 +27,8 @@ from tokamake.models.common.routers import Choices, Router, one_hot
 from tokamake.parallel.attention import AttentionMask
 from tokamake.parallel.axis import part
 from tokamake.parallel.dropout import Dropout, dropped
-from tokamake.parallel.expert_dispatch import ExpertDispatch, permuted
+from tokamake.parallel.expert_dispatch import ExpertDispatch
+from tokamake.parallel.expert_rows import ExpertRows
 from tokamake.parallel.grouped_linear import Groups, grouped_linear, groups_of
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.parallel.placement import Placement
@@ -81,29 +84,24 @@ class Experts(nn.Module):
         self.down_proj = ExpertLinear(number, hidden, inner, dim=2, mesh=mesh, bias=bias)
 
     def forward(
-        self, x_ND: Tensor, weights_NK: Tensor, chosen_NK: Tensor, counts_E: Tensor
+        self, x_ND: Tensor, weights_NK: Tensor, rows: ExpertRows, counts_E: Tensor
     ) -> Tensor:
         """(N, D) sum of the results of each token's experts, times their weights.
 
         On several tensor-parallel ranks, a part of the sum.
 
         Args:
-            chosen_NK: int64 experts of each token.
-            counts_E: int64 tokens of each expert.
+            rows: of the choices that experts take.
+            counts_E: int64 rows of each expert.
         """
-        number = chosen_NK.shape[1]
-        order_R = chosen_NK.flatten().argsort(stable=True)
-        places_R = torch.empty_like(order_R)
-        places_R[order_R] = torch.arange(len(order_R), device=order_R.device)
-        x_RD: Tensor = _Dispatched.apply(x_ND, order_R, places_R, number)
-        weights_R = permuted(weights_NK.flatten(), order_R, places_R)
+        x_RD, weights_R = rows.of_tokens(x_ND), rows.of_choices(weights_NK)
         if self._expert_axis.size == 1:
             y_RD = self._computed(x_RD, weights_R, counts_E)
         else:
             dispatch = ExpertDispatch(counts_E, self._expert_axis)
             own_RD, own_R = dispatch.to_experts(x_RD), dispatch.to_experts(weights_R)
             y_RD = dispatch.to_tokens(self._computed(own_RD, own_R, dispatch.counts))
-        return permuted(y_RD, places_R, order_R).unflatten(0, (-1, number)).sum(1)
+        return rows.summed(y_RD)
 
     def _computed(self, x_RD: Tensor, weights_R: Tensor, counts_E: Tensor) -> Tensor:
         """Results of this rank's experts for rows that are sorted by expert."""
@@ -116,25 +114,6 @@ class Experts(nn.Module):
         return y_RD * weights_R[:, None] if has_bias else y_RD
 
 
-class _Dispatched(torch.autograd.Function):
-    """Copies of tokens for their experts, sorted by expert.
-
-    The backward pass adds up the gradients of a token's copies in a fixed order: it repeats bit
-    for bit.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, x_ND: Tensor, order_R: Tensor, places_R: Tensor, number: int) -> Tensor:
-        ctx.save_for_backward(places_R)
-        ctx.number = number
-        return x_ND[order_R // number]
-
-    @staticmethod
-    def backward(ctx: Any, gradient_RD: Tensor) -> tuple[Tensor, None, None, None]:
-        of_tokens_RD = gradient_RD[ctx.saved_tensors[0]]
-        return of_tokens_RD.unflatten(0, (-1, ctx.number)).sum(1), None, None, None
-
-
 class MixtureOfExperts(nn.Module):
     """A router and its experts, in place of an MLP.
 
@@ -143,6 +122,7 @@ class MixtureOfExperts(nn.Module):
     Attributes:
         number: layer index in the whole model.
         losses: gets the choices of a training; None: nothing is measured.
+        capacity: of a training; None: no choice is dropped, as in evaluation and generation.
     """
 
     def __init__(
@@ -153,7 +133,7 @@ class MixtureOfExperts(nn.Module):
         router: Callable[[Architecture, Mesh], Router] = Router,
     ) -> None:
         super().__init__()
-        self.number, self.losses = 0, None
+        self.number, self.losses, self.capacity = 0, None, None
         self._mesh = mesh
         self.gate = router(architecture, mesh)
         self.experts = Experts(architecture, mesh)
@@ -163,6 +143,7 @@ class MixtureOfExperts(nn.Module):
             self.shared_experts = GatedMLP(architecture, mesh, width=width)
 
     losses: RouterLosses | None
+    capacity: ExpertCapacity | None
     shared_experts: GatedMLP | None
 
     @not_compiled
@@ -178,25 +159,32 @@ class MixtureOfExperts(nn.Module):
         x_ND = x_BLD.flatten(0, 1)
         choices: Choices = self.gate(x_ND)
         weights_NK, chosen_NK = choices.weights_NK, choices.chosen_NK
-        is_chosen_NE = one_hot(chosen_NK, like=choices.logits_NE)
-        counts_E = is_chosen_NE.sum(0).long()
+        is_taken_NE = is_chosen_NE = one_hot(chosen_NK, like=choices.logits_NE)
+        is_kept_NK = None
         if self.losses is not None and torch.is_grad_enabled():
-            routing = _routing(choices, is_chosen_NE, shape=x_BLD.shape[:2])
+            if self.capacity is not None:
+                is_chosen_BLE = is_chosen_NE.unflatten(0, x_BLD.shape[:2])
+                is_taken_NE = self.capacity.kept(is_chosen_BLE, is_token_BL).flatten(0, 1)
+                is_kept_NK = is_taken_NE.gather(1, chosen_NK)
+            routing = _routing(choices, is_chosen_NE, is_taken_NE, shape=x_BLD.shape[:2])
             routing = routing._replace(is_token_BL=is_token_BL)
             weights_NK = self.losses.added(weights_NK, routing, layer=self.number)
-        y_ND = self.experts(x_ND, weights_NK.to(x_ND.dtype), chosen_NK, counts_E)
+        counts_E = is_taken_NE.sum(0).long()
+        rows = ExpertRows(chosen_NK, counts_E, is_kept_NK)
+        y_ND = self.experts(x_ND, weights_NK.to(x_ND.dtype), rows, counts_E)
         y_BLD = summed_output(y_ND.view_as(x_BLD), self._mesh)
         return y_BLD if shared_BLD is None else y_BLD + shared_BLD
 
 
-def _routing(choices: Choices, is_chosen_NE: Tensor, *, shape: torch.Size) -> Routing:
+def _routing(
+    choices: Choices, is_chosen_NE: Tensor, is_taken_NE: Tensor, *, shape: torch.Size
+) -> Routing:
     """Choices by rows, whose `shape` is (B, L)."""
     is_likely_NE = is_chosen_NE
     if choices.likeliest_NK is not choices.chosen_NK:
         is_likely_NE = one_hot(choices.likeliest_NK, like=choices.logits_NE)
-    tensors = choices.logits_NE, choices.probabilities_NE, is_chosen_NE, is_likely_NE
-    logits, probabilities, is_chosen, is_likely = (each.unflatten(0, shape) for each in tensors)
-    return Routing(logits, probabilities, is_chosen, is_likely)
+    tensors = choices.logits_NE, choices.probabilities_NE, is_chosen_NE, is_likely_NE, is_taken_NE
+    return Routing(*(each.unflatten(0, shape) for each in tensors))
 
 
 class ExpertLayer(TransformerLayer):
@@ -261,10 +249,17 @@ class ExpertDecoder(Decoder):
         """Modules whose parameters differ between expert-parallel ranks."""
         return [module for module in self.modules() if isinstance(module, Experts)]
 
-    def watch_routers(self, losses: RouterLosses) -> None:
-        """Give `losses` the choices of all routers while the model trains."""
+    def watch_routers(self, losses: RouterLosses, *, capacity_factor: float | None = None) -> None:
+        """Give `losses` the choices of all routers while the model trains.
+
+        Args:
+            capacity_factor: of experts while the model trains; None: they drop no choice.
+        """
+        number = self.architecture.setting("num_experts_per_tok")
         for mlp in self._mixtures().values():
             mlp.losses = losses
+            if capacity_factor is not None:
+                mlp.capacity = ExpertCapacity(capacity_factor, num_chosen=number, mesh=self.mesh)
 
     def through_layers(
         self,

@@ -20,8 +20,8 @@ from tokamake.models.common.added_loss import with_loss
 from tokamake.parallel.collectives import all_reduce
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 
-_NUM_MEANS = 3
-"""Measured beside the tokens of each expert: balance, z and entropy."""
+_NUM_SUMS = 4
+"""Measured beside the tokens of each expert: balance, z, entropy and dropped choices."""
 
 
 class Routing(NamedTuple):
@@ -35,6 +35,8 @@ class Routing(NamedTuple):
     """1 for the experts of a token, else 0, fp32."""
     is_likely_BLE: Tensor
     """1 for its most probable experts, which the balance loss counts: mostly the same."""
+    is_taken_BLE: Tensor
+    """As `is_chosen_BLE`, without choices that experts drop."""
     is_token_BL: Tensor | None = None
     """False where a row is filled up; None: all are tokens."""
 
@@ -52,7 +54,9 @@ class LayerRouting(NamedTuple):
     entropy: float
     """Mean entropy of a token's probabilities in nats."""
     counts: tuple[float, ...]
-    """Tokens of each expert."""
+    """Tokens that choose each expert."""
+    dropped: float = 0.0
+    """Share of the choices that experts drop."""
 
 
 class RouterLosses:
@@ -80,7 +84,7 @@ class RouterLosses:
         """
         self._coefficients, self._mesh = (balance, z), mesh
         self._layers, self._device = layers, device
-        self._shape = len(layers), _NUM_MEANS + num_experts
+        self._shape = len(layers), _NUM_SUMS + num_experts
         self._measured: dict[int, list[Tensor]] = {}
         self.factor: float | Tensor | None = None
 
@@ -91,7 +95,7 @@ class RouterLosses:
         """
         if self.factor is None:
             return weights
-        logits, probabilities, is_chosen, is_likely, is_token = routing
+        logits, probabilities, is_chosen, is_likely, is_taken, is_token = routing
         mask_BL = torch.ones_like(logits[..., 0]) if is_token is None else is_token.float()
         counts_BE = (is_likely * mask_BL[..., None]).sum(1)
         if self._mesh.context.size > 1:
@@ -109,9 +113,10 @@ class RouterLosses:
         with torch.no_grad():
             entropy_BL = torch.special.entr(probabilities).sum(-1)
             entropy_B = (entropy_BL * mask_BL).sum(1) / tokens_B
-            means = torch.stack((balance_B.sum(), z_B.sum(), entropy_B.sum()))
             own_E = (is_chosen * mask_BL[..., None]).sum((0, 1))
-            measured = torch.cat((means, own_E))
+            taken = (is_taken * mask_BL[..., None]).sum()
+            sums = balance_B.sum(), z_B.sum(), entropy_B.sum(), own_E.sum() - taken
+            measured = torch.cat((torch.stack(sums), own_E))
         return with_loss(weights, loss, sums=self, number=layer, measured=measured)
 
     def gradient(self, number: int, measured: Tensor) -> Tensor:
@@ -133,7 +138,7 @@ class RouterLosses:
         self._measured.clear()
 
     def take(self) -> Tensor:
-        """(layers × (3 + experts),) this rank's measurements since the last call.
+        """(layers × (4 + experts),) this rank's measurements since the last call.
 
         The sum over all ranks is the input of `read`.
         """
@@ -154,6 +159,15 @@ class RouterLosses:
         width, rows = self._shape[1], max(1, num_rows)
         of_layers = (values[start : start + width] for start in range(0, len(values), width))
         return tuple(
-            LayerRouting(layer, balance / rows, z / rows, entropy / rows, tuple(counts))
-            for layer, (balance, z, entropy, *counts) in zip(self._layers, of_layers, strict=True)
+            LayerRouting(
+                layer,
+                balance / rows,
+                z / rows,
+                entropy / rows,
+                tuple(counts),
+                dropped / max(1.0, sum(counts)),
+            )
+            for layer, (balance, z, entropy, dropped, *counts) in zip(
+                self._layers, of_layers, strict=True
+            )
         )

@@ -174,7 +174,7 @@ class TrainingLog(Hook):
             **_parts_of_loss(result),
             **_layer_norms(result),
             **_further_losses(result.further_losses),
-            **_routers(result.routers),
+            **_routers(result.routers, drops=self._train.router.capacity_factor is not None),
             **_corpus_losses(interval),
             **({"loss_scale": result.loss_scale} if self._train.precision == "fp16" else {}),
             "tokens_per_second": tokens_per_second,
@@ -277,8 +277,12 @@ def _parts_of_loss(result: StepResult) -> Record:
     return {"token_loss": result.loss - result.sample_loss, "sample_loss": result.sample_loss}
 
 
-def _routers(layers: Sequence[LayerRouting]) -> Record:
-    """Losses of routers without their factors, entropy, and the load of experts."""
+def _routers(layers: Sequence[LayerRouting], *, drops: bool) -> Record:
+    """Losses of routers without their factors, entropy, and the load of experts.
+
+    Args:
+        drops: whether experts have a capacity: then also the share of choices that they drop.
+    """
     if not layers:
         return {}
     loads = [max(each.counts) * len(each.counts) / max(1, sum(each.counts)) for each in layers]
@@ -298,6 +302,7 @@ def _routers(layers: Sequence[LayerRouting]) -> Record:
                 (f"busiest_expert/{name}", load),
             )
         },
+        **(_dropped_shares(layers) if drops else {}),
     }
 
 
@@ -305,6 +310,12 @@ def _further_losses(losses: Sequence[float]) -> Record:
     """Losses of layers that predict further tokens, without their factor."""
     of_layers = {f"mtp_loss/{number}": loss for number, loss in enumerate(losses, 1)}
     return {"mtp_loss": fmean(losses), **of_layers} if losses else {}
+
+
+def _dropped_shares(layers: Sequence[LayerRouting]) -> Record:
+    """Share of choices that experts drop: the mean of the layers, and of each layer."""
+    of_layers = {f"dropped_share/layers.{each.layer}": each.dropped for each in layers}
+    return {"dropped_share": fmean(of_layers.values()), **of_layers}
 
 
 def _layer_norms(result: StepResult) -> Record:

@@ -41,6 +41,11 @@ _METRICS = {
         1.0,
     ),
     "Loss of further tokens (MTP)": ("mtp_loss", Axes("step", "nats per token"), 1.0),
+    "Choices that experts drop": (
+        "dropped_share",
+        Axes("step", "share of the choices", y_form="0.0%", from_zero=True),
+        1.0,
+    ),
     "Entropy of routers": ("router_entropy", Axes("step", "nats", from_zero=True), 1.0),
     "Throughput": (
         "tokens_per_second",
