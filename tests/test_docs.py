@@ -3,7 +3,6 @@
 import re
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import yaml
 from tests.support import pages
 from tests.support.faults import KINDS
 from tests.support.paths import ROOT
+from tests.support.programs import torch_python
 from tests.support.readings import PACK
 from tests.support.shared_folders import made_once
 from tests.support.web_server import Server
@@ -154,7 +154,7 @@ def test_generated_reference_pages_match_the_code(tmp_path: Path) -> None:
     (tmp_path / "reference").mkdir()
     for page in ("howto/existing-datasets.md", "reference/optimizers.md"):
         shutil.copy(ROOT / "docs" / page, tmp_path / page)
-    subprocess.run([sys.executable, copy], check=True)
+    subprocess.run([torch_python(), copy], check=True)
     for page in tmp_path.glob("*/*.md"):
         committed = (ROOT / "docs" / page.relative_to(tmp_path)).read_text(encoding="utf-8")
         assert page.read_text(encoding="utf-8") == committed, "run: make docs"

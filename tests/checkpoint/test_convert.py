@@ -4,7 +4,6 @@ import json
 import random as chances
 import shutil
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 
 from tests.support import hf_folder, megatron_names
 from tests.support.families import FAMILIES, assert_same, weights
+from tests.support.programs import torch_python
 from tokamake import plugins
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
@@ -275,7 +275,7 @@ def test_ctrl_c_prints_one_line_and_the_same_command_continues(
 
     def run(*python: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, *python, *arguments],
+            [torch_python(), *python, *arguments],
             cwd=tmp_path,
             capture_output=True,
             text=True,

@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import yaml
 
 from docs.generate import FLAGS, HEAD, flags_table
+from tests.support.programs import programs
 from tokamake.checkpoint.from_megatron_args import flag_table, from_megatron_args, read_flags
 from tokamake.config.architecture import Architecture
 from tokamake.config.architecture_files import read_architecture
@@ -326,7 +326,7 @@ def test_a_file_words_and_a_quoted_text_are_the_same(folder: Path) -> None:
     written = []
     for arguments in ([flags], ["--", *flags.split()], [flags, "--output", "-"]):
         done = subprocess.run(
-            [sys.executable, "-m", "tokamake", "from-megatron-args", *arguments],
+            [programs("tokamake") / "tokamake", "from-megatron-args", *arguments],
             capture_output=True,
             text=True,
             timeout=60,

@@ -2,12 +2,12 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.programs import programs
 from tokamake.doctor.doctor import doctor
 from tokamake.doctor.find_profile import find_profile
 from tokamake.doctor.profile import read_profile
@@ -15,7 +15,7 @@ from tokamake.doctor.profile import read_profile
 
 def test_the_command_reports_faults_and_exits_with_1(site: Path) -> None:
     def run() -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "tokamake", "doctor", "--profile", "site"]
+        command = [programs("tokamake") / "tokamake", "doctor", "--profile", "site"]
         return subprocess.run(
             [*command, "--output", "report.json"], cwd=site, capture_output=True, text=True,
             check=False,

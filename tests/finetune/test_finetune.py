@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch import Tensor
 
 from tests.support import finetunes, native_weights
 from tests.support.finetunes import TASK, prepare, run_here, run_on_rank
+from tests.support.programs import torch_python
 from tests.support.ranks import spawn
 from tokamake.checkpoint.detect import open_any
 from tokamake.config.finetune import FinetuneTask
@@ -205,7 +205,7 @@ finetune.finetune(config=folder / "run.yaml", output=folder / "a.json", model=fo
 @pytest.mark.fault("stop signal")
 def test_a_signal_while_rows_are_read_ends_the_job(tmp_path: Path) -> None:
     prepare(tmp_path, rows=(8, 6))
-    command = [sys.executable, "-c", READS_UNTIL_SIGNAL, str(tmp_path / "task")]
+    command = [torch_python(), "-c", READS_UNTIL_SIGNAL, str(tmp_path / "task")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert ended.returncode == Stopped.SIGUSR1, ended.stderr
     assert ended.stdout.endswith("stopped by SIGUSR1; there was nothing to save\n")
