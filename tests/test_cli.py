@@ -14,6 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.support.grids import params
+from tests.support.programs import programs
 from tokamake import cli, plugins
 from tokamake.commands import ONLY_RULES, STAGES, commands
 
@@ -21,7 +22,7 @@ COMMANDS = cli.COMMANDS
 
 
 def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tokamake", *arguments]
+    command = [programs("tokamake") / "tokamake", *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, cwd=cwd, timeout=600, check=False
     )
@@ -289,7 +290,9 @@ def test_a_descriptor_that_the_user_has_not_opened_is_refused(tmp_path: Path) ->
     """A stage may open an input under this number, which the output would replace."""
     (tmp_path / "a.txt").write_text("0.5 web corpus\n")
     for number in range(3, 12):
-        result = run("mix", "1", "a.txt", "--output", f"/dev/fd/{number}", cwd=tmp_path)
+        arguments = ("mix", "1", "a.txt", "--output", f"/dev/fd/{number}")
+        command = [sys.executable, "-m", "tokamake", *arguments]  # a fork has files of its server
+        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
         assert result.returncode == 2
         assert f"/dev/fd/{number}: not open; give a path" in result.stderr
     assert (tmp_path / "a.txt").read_text() == "0.5 web corpus\n"
