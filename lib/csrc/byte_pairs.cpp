@@ -28,6 +28,30 @@ inline WordCache::Key key_of(const char* word, size_t size, const char* end) {
   return {first, (rest & ~uint64_t{0} >> (128 - 8 * size)) | mark};
 }
 
+// White space of Unicode.
+bool is_white(uint32_t c) { return is_space(c) && (c < 0x1C || c > 0x1F); }
+
+// Size of the white space with which a text begins.
+size_t spaces_before(std::string_view text) {
+  const char* const end = text.data() + text.size();
+  const char* at = text.data();
+  for (const char* next = at; at < end && is_white(next_code_point(next));) at = next;
+  return static_cast<size_t>(at - text.data());
+}
+
+// Size of a text without the white space with which it ends.
+size_t without_spaces_after(std::string_view text) {
+  size_t size = text.size();
+  while (size > 0) {
+    size_t last = size - 1;
+    while ((text[last] & 0xC0) == 0x80) --last;
+    const char* at = text.data() + last;
+    if (!is_white(next_code_point(at))) break;
+    size = last;
+  }
+  return size;
+}
+
 }  // namespace
 
 Normalizer::Normalizer(std::vector<uint8_t> marks) : marks_(std::move(marks)) {
@@ -94,7 +118,7 @@ AddedTexts::AddedTexts(const std::vector<Added>& added) : texts_(added.size()), 
   for (const Added& token : added) {
     if (token.text.empty()) throw std::invalid_argument("an added text is not empty");
     if (texts_.find(token.text) != nullptr) continue;
-    texts_.add(token.text, {token.id});
+    texts_.add(token.text, {token.id, token.strips});
     const auto byte = [&](size_t i) { return size_t{static_cast<uint8_t>(token.text[i])}; };
     if (beginnings_.find(token.text[0]) == std::string::npos) beginnings_ += token.text[0];
     const bool is_one = token.text.size() == 1;
@@ -108,12 +132,13 @@ AddedTexts::AddedTexts(const std::vector<Added>& added) : texts_(added.size()), 
   }
 }
 
-size_t AddedTexts::at(std::string_view text, uint32_t& id) const {
+size_t AddedTexts::at(std::string_view text, uint32_t& id, uint32_t& strips) const {
   const auto byte = [&](size_t i) { return size_t{static_cast<uint8_t>(text[i])}; };
   for (const size_t size : sizes_[byte(0) << 8 | (text.size() > 1 ? byte(1) : 0)]) {
     if (size > text.size()) continue;
     if (const auto* const found = texts_.find(text.substr(0, size))) {
-      id = *texts_.ids(*found);
+      id = texts_.ids(*found)[0];
+      strips = texts_.ids(*found)[1];
       return size;
     }
   }
@@ -131,11 +156,15 @@ void AddedTexts::split(std::string_view text, const Found& found, const Between&
     if (nearest == places.end() || *nearest == std::string_view::npos) break;
     const size_t place = *nearest;
     size_t from = place + 1;
-    uint32_t id = 0;
-    if (const size_t size = at(text.substr(place), id)) {
-      if (begin < place) between(text.substr(begin, place - begin));
+    uint32_t id = 0, strips = 0;
+    if (const size_t size = at(text.substr(place), id, strips)) {
+      const std::string_view before = text.substr(begin, place - begin);
+      const size_t left = strips & kBefore ? without_spaces_after(before) : before.size();
+      if (left > 0) between(before.substr(0, left));
       found(id);
-      begin = from = place + size;
+      begin = place + size;
+      if (strips & kAfter) begin += spaces_before(text.substr(begin));
+      from = begin;
     }
     for (size_t i = 0; i < places.size(); ++i)
       if (places[i] < from) places[i] = next(beginnings_[i], from);

@@ -48,13 +48,16 @@ class Normalizer {
   std::string key_;
 };
 
-// Texts to find before anything else: from left to right, the longest at each place.
+// Texts to find before anything else: from left to right, the longest at each place. A text takes
+// white space before or after it along if `strips` says so.
 class AddedTexts {
  public:
   struct Added {
     std::string text;
     uint32_t id;
+    uint32_t strips;  // kBefore | kAfter
   };
+  static constexpr uint32_t kBefore = 1, kAfter = 2;
 
   explicit AddedTexts(const std::vector<Added>& added);
 
@@ -65,10 +68,10 @@ class AddedTexts {
   void split(std::string_view text, const Found& found, const Between& between) const;
 
  private:
-  // Size of the text at the beginning of `text`, and its token; 0 if there is none.
-  size_t at(std::string_view text, uint32_t& id) const;
+  // Size of the text at the beginning of `text`, its token and `strips`; 0 if there is none.
+  size_t at(std::string_view text, uint32_t& id, uint32_t& strips) const;
 
-  WordTable texts_;
+  WordTable texts_;                         // id and strips of each
   std::vector<std::vector<size_t>> sizes_;  // by the first two bytes, longest first
   std::string beginnings_;                  // distinct first bytes
 };

@@ -96,7 +96,7 @@ py::object model_spans(const py::bytes& definition) {
 }
 
 using UInt16Array = py::array_t<uint16_t, py::array::c_style>;
-using Texts = std::vector<std::pair<std::string, uint32_t>>;
+using Texts = std::vector<std::tuple<std::string, uint32_t, bool, bool>>;
 using Split = std::tuple<UInt8Array, UInt16Array, bool, bool>;
 
 std::vector<uint8_t> bytes_of(const UInt8Array& array) {
@@ -119,7 +119,10 @@ tokamake::PreTokenizer pre_tokenizer_of(const std::vector<Split>& splits,
 
 tokamake::AddedTexts added_of(const Texts& ids) {
   std::vector<tokamake::AddedTexts::Added> texts;
-  for (const auto& [text, id] : ids) texts.push_back({text, id});
+  for (const auto& [text, id, before, after] : ids)
+    texts.push_back({text, id,
+                     (before ? tokamake::AddedTexts::kBefore : 0) |
+                         (after ? tokamake::AddedTexts::kAfter : 0)});
   return tokamake::AddedTexts(texts);
 }
 

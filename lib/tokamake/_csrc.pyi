@@ -464,8 +464,8 @@ class BytePairs:
         joints: npt.NDArray[np.uint8] = ...,
         shares_ranks: bool = False,
         whole: list[tuple[bytes, int]] = ...,
-        added: list[tuple[str, int]] = ...,
-        later: list[tuple[str, int]] = ...,
+        added: list[tuple[str, int, bool, bool]] = ...,
+        later: list[tuple[str, int, bool, bool]] = ...,
         marks: npt.NDArray[np.uint8] = ...,
         prefix: str = "",
     ) -> None:
@@ -483,7 +483,8 @@ class BytePairs:
                 `splits`.
             shares_ranks: adjacent merges to the same token have the same rank.
             whole: words that have a token, whatever the merges.
-            added: added texts and their tokens; they are found before the text is normalized.
+            added: added texts, their tokens, and whether each takes white space before and after
+                it along; they are found before the text is normalized.
             later: further ones that are found in normalized text.
             marks: (0x110000,) characters that are normalized, with the one before; may be empty.
             prefix: when a space begins the text between added tokens: "" (never), "always",

@@ -99,6 +99,20 @@ def test_random_texts_give_the_same_tokens(
     assert encode(texts) == reference(texts)
 
 
+def test_added_tokens_take_white_space_along(gpt2: Json) -> None:
+    tokens: list[Json] = [
+        {"content": "<a>", "lstrip": True},
+        {"content": "<b>", "lstrip": True, "rstrip": True},
+        {"content": "<a>b", "rstrip": True},
+        {"content": "[c]", "normalized": True, "lstrip": True, "rstrip": True},
+    ]
+    texts = ["<a>", "<b>", "[c]", "b", "<", " ", " ", "\n", "\t", "é"]
+    texts += [*"\x1c\x1f\x85\xa0\u1680\u180e\u2003\u200b\u2029\u202f\u205f\u3000"]
+    reference, encode = encoders(added(changed(gpt2, "normalizer", {"type": "NFC"}), *tokens))
+    texts = random_texts(6000, seed=3, atoms=texts)
+    assert encode(texts) == reference(texts)
+
+
 def test_all_texts_of_up_to_four_characters_give_the_same_tokens(gpt2: Json) -> None:
     reference, encode = encoders(gpt2)
     texts = ["".join(signs) for size in range(5) for signs in itertools.product(SIGNS, repeat=size)]
@@ -332,7 +346,9 @@ def test_tokenizers_not_known_to_be_exact_are_refused(gpt2: Json, change: str) -
 
 
 def test_added_tokens_and_vocabularies_that_are_not_exact_are_refused(gpt2: Json) -> None:
-    assert "has lstrip" in reason(added(gpt2, {"content": "<a>", "lstrip": True}))
+    assert "has single_word" in reason(added(gpt2, {"content": "<a>", "single_word": True}))
+    stripped = added(gpt2, {"content": "<a>", "rstrip": True}, {"content": " "})
+    assert "has rstrip" in reason(stripped)
     assert "another number" in reason(added(gpt2, {"content": "a"}))
     vocabulary = dict(gpt2["model"]["vocab"])
     del vocabulary["Ā"]
@@ -388,7 +404,7 @@ def test_byte_pairs_check_their_arguments() -> None:
         transitions: np.ndarray = transitions,
         singles: np.ndarray = singles,
         merges: np.ndarray = no_merges,
-        added: tuple[tuple[str, int], ...] = (),
+        added: tuple[tuple[str, int, bool, bool], ...] = (),
         marks: np.ndarray = no_marks,
         **options: Any,
     ) -> BytePairs:
@@ -432,7 +448,7 @@ def test_byte_pairs_check_their_arguments() -> None:
     with pytest.raises(ValueError, match="unknown prefix"):
         make(prefix="first")
     with pytest.raises(ValueError, match="not empty"):
-        make(added=(("", 1),))
+        make(added=(("", 1, False, False),))
     with pytest.raises(TypeError):
         make(singles=singles.astype(np.int64))
     with pytest.raises(UnicodeEncodeError):

@@ -89,8 +89,13 @@ def _rules(package: str, definition: bytes) -> _Rules:
         arguments = byte_level.arguments(tokenizer, vocabulary)
         marks, normalize = marks_and_function(tokenizer.get("normalizer"))
     arguments |= {
-        "added": [(t["content"], t["id"]) for t in added if not t.get("normalized")],
-        "later": [(normalize(t["content"]), t["id"]) for t in added if t.get("normalized")],
+        "added": [_found(t["content"], t) for t in added if not t.get("normalized")],
+        "later": [_found(normalize(t["content"]), t) for t in added if t.get("normalized")],
         "marks": marks,
     }
     return _Rules(arguments, normalize)
+
+
+def _found(text: str, token: Json) -> tuple[str, int, bool, bool]:
+    """An added token as lib/csrc finds it."""
+    return text, token["id"], bool(token.get("lstrip")), bool(token.get("rstrip"))
