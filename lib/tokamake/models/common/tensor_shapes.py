@@ -153,11 +153,11 @@ def _attention(architecture: Architecture, *, qkv_bias: bool | None = None) -> S
     key_value = (architecture.key_value_size, hidden)
     projections = {"q": (query, hidden), "k": key_value, "v": key_value, "o": (hidden, query)}
     tensors: Shapes = {}
+    if architecture.attention_sinks:
+        tensors["self_attn.sinks"] = (architecture.num_attention_heads,)
     for name, shape in projections.items():
         has_bias = architecture.attention_bias if name == "o" or qkv_bias is None else qkv_bias
         tensors |= with_bias(f"self_attn.{name}_proj", shape, has_bias=has_bias)
-    if architecture.attention_sinks:
-        tensors["self_attn.sinks"] = (architecture.num_attention_heads,)
     return tensors
 
 
