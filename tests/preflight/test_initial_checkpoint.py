@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 
+from tests.support.dense import latent
 from tests.support.engines import build
 from tests.support.random_tensors import random_tensors
 from tests.support.runs import ARCHITECTURE, losses, make_run, train_here, weights, write_start
@@ -19,6 +21,7 @@ from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.native.folder import DESCRIPTION, NativeCheckpoint, open_native
 from tokamake.config.resolved_run import read_run
 from tokamake.errors import UserError
+from tokamake.preflight.initial_checkpoint import initial_architecture
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.checkpoints import first_weights
 from tokamake.train.checkpoints.first_weights import weights_digest
@@ -199,6 +202,17 @@ def test_an_initial_checkpoint_of_another_architecture_is_refused(root: Path) ->
     run = read_run(make_run(root, "other-architecture"))
     with pytest.raises(UserError, match=r"not of the architecture .* run `tokamake resolve` again"):
         build(run.model_copy(update={"checkpoint": root / "other"}))
+
+
+def test_a_run_has_as_many_layers_for_further_tokens_as_its_checkpoint(tmp_path: Path) -> None:
+    shapes = [latent(num_nextn_predict_layers=number) for number in (0, 1)]
+    for start, wanted in (shapes, shapes[::-1]):
+        stated = tmp_path / "model.yaml"
+        stated.write_text(yaml.safe_dump(wanted.model_dump(mode="json", exclude_none=True)))
+        number = start.num_mtp_layers
+        has = f"it has {number or 'no'} layers that predict further tokens"
+        with pytest.raises(UserError, match=f"{has}: set num_nextn_predict_layers to {number}\n"):
+            initial_architecture(start, stated, source="start")
 
 
 def test_an_initial_checkpoint_in_bf16_trains_in_fp32(root: Path, tmp_path: Path) -> None:
