@@ -13,6 +13,7 @@ from tokamake.models.common.multi_token_prediction import MTPDecoder, MTPLosses
 from tokamake.models.common.router_losses import RouterLosses
 from tokamake.models.common.routers import BalancedRouter, Router
 from tokamake.parallel import (
+    attention,
     collectives,
     expert_dispatch,
     loss,
@@ -385,6 +386,31 @@ FAULTS = [
         "_QueryKeySlices(both, head) if",
         "_QueryKeySlices(both, both) if",
         composition(2, CONTEXT),
+    ),
+    # ---- Sinks, biases of experts ----
+    Fault(
+        ExpertLinear.__init__,
+        "self._adds_bias = mesh.tensor.rank == 0",
+        "self._adds_bias = True",
+        composition(2, TENSOR, "gpt_oss"),
+    ),
+    Fault(
+        ExpertLinear.__init__,
+        "dim=None, partial=is_divided",
+        "dim=None",
+        composition(2, TENSOR, "gpt_oss"),
+    ),
+    Fault(
+        ring._Ring.forward,
+        "if sinks_H is not None:",
+        "for _ in range(2):",
+        composition(2, CONTEXT, "gpt_oss"),
+    ),
+    Fault(
+        attention._ulysses,
+        "rules.sinks.unflatten(0, (size, -1))[axis.rank]",
+        "rules.sinks.unflatten(0, (size, -1))[0]",
+        composition(2, ULYSSES, "gpt_oss"),
     ),
     Fault(
         Dropout.weights,
