@@ -1,14 +1,19 @@
 """Weighting files that list existing datasets become corpora with the weights of their lines."""
 
+import json
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.data.mixture.test_weigh import write_table
 from tokamake.config.resolved_run import ROOT_VARIABLE
 from tokamake.data.corpus.corpora import Corpus, check_rows
+from tokamake.data.corpus.plan_file import Plan, PlannedMerge, read_plan, write_plan
 from tokamake.data.corpus.raw_files import dataset_files
 from tokamake.data.indexed.paths import corpus_of
-from tokamake.data.mixture.weigh import read_listed_corpora
+from tokamake.data.mixture.weigh import read_listed_corpora, weigh
 from tokamake.errors import UserError
 
 
@@ -169,3 +174,88 @@ def test_an_index_named_after_the_bin_file_is_named(tmp_path: Path) -> None:
     [corpus] = read(tmp_path, "1 a a")
     with pytest.raises(UserError, match=r"a\.bin\.idx exists; rename it to .*/a\.idx"):
         dataset_files(corpus)
+
+
+# Their weights
+
+
+def planned_list(folder: Path, *lines: str) -> dict[str, Path]:
+    """Write a list of the datasets pre/a, pre/b ..., and a plan that links to them."""
+    weights = folder / "mix.txt"
+    weights.write_text("\n".join(lines) + "\n")
+    corpora = read_listed_corpora(weights, None)
+    merged = []
+    for corpus in corpora:
+        for number, line in enumerate(corpus.listed):
+            name = f"{corpus.corpus}-{number:04d}"
+            merged.append(PlannedMerge(name, corpus.corpus, "", (), line.prefix, "stamp"))
+    write_plan(folder / "plan.json", Plan({}, "", (), (), (), tuple(merged), ()))
+    return {"weights": weights, "plan": folder / "plan.json"}
+
+
+def listed(folder: Path, *lines: str, sizes: list[tuple[str, int]], **options: Any) -> list[str]:
+    """Run `weigh` on a list; return the lines that it writes."""
+    files = planned_list(folder, *lines)
+    described = []
+    counts: dict[str, int] = {}
+    for corpus, size in sizes:
+        number = counts[corpus] = counts.get(corpus, -1) + 1
+        prefix = f"merged/{corpus}-{number:04d}"
+        described.append({"data_prefix": prefix, "corpus": corpus, "total_num_tokens": size})
+    (folder / "metadata.json").write_text(json.dumps(described))
+    output = folder / "weights.txt"
+    weigh(metadata=folder / "metadata.json", output=output, **files, **options)
+    return output.read_text().splitlines()
+
+
+def test_a_list_keeps_its_weights_to_the_last_bit(tmp_path: Path) -> None:
+    draw = random.Random(7)
+    weights = [draw.random() * 10 ** draw.randint(-9, 9) for _ in range(40)]
+    lines = [f"{weight!r} pre/{n} {'ab'[n % 2]}" for n, weight in enumerate(weights)]
+    written = listed(tmp_path, *lines, sizes=[("ab"[n % 2], n * 9) for n in range(40)])
+    assert [float(line.split()[0]) for line in written] == weights
+
+
+def test_parts_of_a_list_are_kept(tmp_path: Path) -> None:
+    written = listed(tmp_path, "2.0 pre/x a 0.25:0.5", "1.0 pre/y b", sizes=[("a", 5), ("b", 9)])
+    assert written == ["2.0 merged/a-0000 a 0.25:0.5", "1.0 merged/b-0000 b"]
+
+
+def test_a_table_and_a_list_share_one_scale(tmp_path: Path) -> None:
+    table = write_table(tmp_path, {"t": {"weight": 2}})
+    lines = ["0.5 pre/x a", "1.5 pre/y a"]
+    sizes = [("a", 5), ("a", 1), ("t", 30), ("t", 10)]
+    written = listed(tmp_path, *lines, sizes=sizes, corpora=table)
+    assert [float(line.split()[0]) for line in written] == [0.125, 0.375, 0.375, 0.125]
+    with pytest.raises(UserError, match=r"mix\.txt:1: corpus \"t\" is in .*corpora\.tsv:2, too"):
+        listed(tmp_path, "1 pre/x t", sizes=sizes, corpora=table)
+
+
+def test_two_runs_may_list_a_dataset_with_other_weights_and_corpora(tmp_path: Path) -> None:
+    mine = planned_list(tmp_path, "9 pre/x en 0.5:1", "1 pre/y en")
+    prefix = str(tmp_path / "pre/x")
+    plan = read_plan(mine["plan"])
+    other = PlannedMerge("english-0000", "english", "", (), prefix, "stamp")
+    write_plan(mine["plan"], plan._replace(merged=(*plan.merged, other)))
+    described = [
+        {"data_prefix": f"merged/{name}", "corpus": name.partition("-")[0], "total_num_tokens": 5}
+        for name in ("en-0000", "en-0001", "english-0000")
+    ]
+    (tmp_path / "metadata.json").write_text(json.dumps(described))
+    output = tmp_path / "weights.txt"
+    weigh(metadata=tmp_path / "metadata.json", output=output, leave_out=("english",), **mine)
+    assert output.read_text() == "9.0 merged/en-0000 en 0.5:1.0\n1.0 merged/en-0001 en\n"
+
+
+def test_mistakes_of_a_list_are_refused(tmp_path: Path) -> None:
+    files = planned_list(tmp_path, "1 pre/x a")
+    with pytest.raises(UserError, match='corpus "a" has no token; remove'):
+        listed(tmp_path, "1 pre/x a", sizes=[("a", 0)])
+    output = {"metadata": tmp_path / "metadata.json", "output": tmp_path / "weights.txt"}
+    with pytest.raises(UserError, match="--plan: missing; with --weights"):
+        weigh(weights=files["weights"], **output)
+    with pytest.raises(UserError, match="--corpora: missing"):
+        weigh(**output)
+    files["weights"].write_text("1 pre/z a\n")
+    with pytest.raises(UserError, match=r"mix\.txt:1: .*pre/z: not in .*plan\.json; plan again"):
+        weigh(**files, **output)
