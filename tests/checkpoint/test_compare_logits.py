@@ -1,5 +1,6 @@
 """A converted checkpoint is published only if its logits equal the source's."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.support import hf_folder
 from tests.support.families import FAMILIES, weights
+from tests.support.grids import params
 from tokamake.checkpoint import compare_logits
 from tokamake.checkpoint.compare_logits import compare_logits as compare
 from tokamake.checkpoint.convert import convert
@@ -23,16 +25,18 @@ def native(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return tmp_path / "native"
 
 
-@pytest.mark.parametrize("dtype", [None, "bf16", "fp16"])
-@pytest.mark.parametrize("reader", ["transformers", "tokamake"])
+READ = [*product((None, "bf16", "fp16"), ("transformers", "tokamake"))]
+
+
+@pytest.mark.parametrize("case", params(READ, [READ[0], READ[3], READ[4]]), ids=str)
 def test_an_export_has_the_logits_of_its_source(
     native: Path,
     tmp_path: Path,
-    dtype: str | None,
-    reader: str,
+    case: tuple[str | None, str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    dtype, reader = case
     if reader == "tokamake":
         monkeypatch.setattr(compare_logits, "find_spec", lambda _: None)
     target = tmp_path / "export"
