@@ -78,8 +78,8 @@ LAYOUTS = {
     "megatron": [*product((1, 2, 4, 8), (1, 2, 4))],
     "torch_dist": [(1, 1)],
 }
-EACH_SIZE = {(1, 1), (2, 2), (4, 4), (8, 1)}
-"""Layouts that have each number of ranks and of stages."""
+EACH_SIZE = {(2, 2), (4, 4), (8, 1)}
+"""Layouts that have each number of ranks and of stages; other formats have one rank alone."""
 PARTS = [
     *((name, "each size") for name in LAYOUTS),
     *(
@@ -96,7 +96,7 @@ def layouts_of(name: str, part: str, shape: str) -> list[tuple[int, int]]:
         return []  # Megatron-DeepSpeed has none
     if name == "megatron" and SHAPES[shape].has_decoder:
         return [(tensor, 1) for tensor in (1, 2, 4, 8)] if part == "each size" else []
-    if name == "mds":
+    if name in ("mds", "torch_dist"):
         return LAYOUTS[name]
     if part == "each size":
         return [layout for layout in LAYOUTS[name] if layout in EACH_SIZE]

@@ -4,6 +4,7 @@ import math
 import random as chances
 import shutil
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.support.grids import params
 from tests.support.random_layouts import (
     HEADS,
     HOLD_STATES,
@@ -221,14 +223,15 @@ MANY_RANKS = [(1, 768, 1), (1, 768, 3)]
 """Most have nothing but padding."""
 
 
-@pytest.mark.parametrize(
-    ("family", "ranks"),
-    [(family, ranks) for family in FAMILIES for ranks in RANKS]
-    + [pytest.param("tiny", MANY_RANKS[0], marks=pytest.mark.grid), ("tiny", MANY_RANKS[1])],
-)
+PARTITIONED = [*product(FAMILIES, RANKS), *(("tiny", ranks) for ranks in MANY_RANKS)]
+QUICK = [*product(["llama"], RANKS), *product(FAMILIES, RANKS[-1:]), ("tiny", MANY_RANKS[1])]
+
+
+@pytest.mark.parametrize("case", params(PARTITIONED, QUICK), ids=str)
 def test_zero_partitions_convert_to_any_ranks(
-    family: str, ranks: tuple[int, int, int], tmp_path: Path
+    case: tuple[str, tuple[int, int, int]], tmp_path: Path
 ) -> None:
+    family, ranks = case
     architecture, (size, data, stage) = FAMILIES.get(family, TINY), ranks
     checkpoint = open_any(zero(tmp_path, architecture, *ranks))
     assert (checkpoint.layout.zero_stage, checkpoint.layout.data_parallel_size) == (stage, data)

@@ -48,21 +48,19 @@ def truncate(folder: Path) -> None:
             file.write_bytes(file.read_bytes()[:40])
 
 
-@pytest.mark.parametrize("outside", ["{moved}", "../outside/{moved.name}", "..", "a" * 300])
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_pointer_file_names_nothing_outside_its_folder(
-    name: str, outside: str, tmp_path: Path
-) -> None:
+def test_a_pointer_file_names_nothing_outside_its_folder(name: str, tmp_path: Path) -> None:
     root = tmp_path / "root"
     folder = steps(root, name)[12]
     moved = tmp_path / "outside" / folder.name
     moved.parent.mkdir()
     folder.rename(moved)
-    (root / FORMATS[name][1]).write_text(outside.format(moved=moved))
-    with pytest.raises(UserError, match="is not the name of a folder") as error:
-        open_any(root)
-    assert str(error.value).startswith(f"{root / FORMATS[name][1]}: ")
-    assert list_files(root) == []
+    for outside in (str(moved), f"../outside/{moved.name}", "..", "a" * 300):
+        (root / FORMATS[name][1]).write_text(outside)
+        with pytest.raises(UserError, match="is not the name of a folder") as error:
+            open_any(root)
+        assert str(error.value).startswith(f"{root / FORMATS[name][1]}: ")
+        assert list_files(root) == []
 
 
 @pytest.mark.parametrize("damage", [truncate, pytest.param(shutil.rmtree, marks=pytest.mark.grid)])

@@ -95,11 +95,11 @@ def test_layer_formulas_equal_the_tensors_that_torch_saves(
 
     cos = sin = None
     if architecture.position_embedding == "rotary":
-        cos, sin = rotary(torch.arange(64), architecture, dtype)
-    x_BLD = torch.randn(4, 64, 256, dtype=dtype, requires_grad=True)
+        cos, sin = rotary(torch.arange(16), architecture, dtype)
+    x_BLD = torch.randn(8, 16, 256, dtype=dtype, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         layer(x_BLD, cos, sin)
-    saved_bytes = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / (4 * 64)
+    saved_bytes = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / (8 * 16)
     formula = plugins.load("models/*/memory", family).saved_activations(
         architecture, size=dtype.itemsize, fused_norm=False
     )
@@ -168,7 +168,7 @@ def test_a_rank_of_gpt3_175b_holds_its_part_alone(run: Run) -> None:
     assert parts.total < 30e9  # an A100 has 80 GB
     # Adam's states have twice the bytes of the fp32 weights that a rank of the largest stage holds.
     resolved = laid_out(large, changes)
-    held = [spawn(held_bytes, 1, resolved, 1024, rank)[0] for rank in (0, 512, 1023)]
+    held = [spawn(held_bytes, 1, resolved, 1024, rank)[0] for rank in (0, 1023)]
     assert parts.optimizer == pytest.approx(2 * max(held), rel=0.01)
 
 

@@ -34,8 +34,8 @@ TASKS = {"classification": finetunes.prepare, "retrieval": question_files.prepar
 """A finetuning for each objective whose samples are rows of files."""
 SHORT = {
     "global_batch_size": 4,
-    "train_steps": 4,
-    "evaluation_interval": 2,
+    "train_steps": 2,
+    "evaluation_interval": 1,
     "evaluation_steps": 1,
     "precision": "fp32",
 }
@@ -58,7 +58,7 @@ def stages(folder: Path, sampled: Path, *, on_device: bool) -> dict[str, Results
 def trained(folder: Path, name: str, settings: dict[str, Any]) -> Results:
     """A run in two jobs: the second one continues from the checkpoint of the first."""
     config = make_run(folder, name, **SHORT, **settings)
-    assert train_here(config, until_step=2) == 0
+    assert train_here(config, until_step=1) == 0
     assert train_here(config) == 0
     validated = losses(config, "validation_loss")
     return {"losses": losses(config), "validation": validated, "weights": weights(config)}

@@ -1,6 +1,7 @@
 """Optimizer states of Megatron-LM: tokamake reads them, and Megatron-LM loads written ones."""
 
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.support.grids import params
+from tests.support.grids import cover, params
 from tests.support.megatron_names import remove_tokamake_arguments
 from tests.support.megatron_optimizers import (
     BETAS,
@@ -53,12 +54,14 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("layout", [LAYOUTS[0], LAYOUTS[4]], ids=str)
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("family", FAMILIES)
+STATES = [*product(FAMILIES, ("fp32", "bf16", "fp16"), (LAYOUTS[0], LAYOUTS[4]))]
+
+
+@pytest.mark.parametrize("case", params(STATES, cover(STATES, enumerate)), ids=str)
 def test_states_of_megatrons_optimizers_are_read_bit_by_bit(
-    family: str, dtype: str, layout: ParallelLayout, megatron: Any, tmp_path: Path
+    case: tuple[str, str, ParallelLayout], megatron: Any, tmp_path: Path
 ) -> None:
+    family, dtype, layout = case
     architecture = FAMILIES[family]
     checkpoint = open_any(trained(megatron, tmp_path, architecture, layout, dtype))
     assert checkpoint.layout == layout

@@ -12,6 +12,7 @@ import torch
 
 from tests.checkpoint.torch_dist.conftest import ONE, run
 from tests.support.dist_cores import Sizes
+from tests.support.grids import params
 from tests.support.megatron_optimizers import (
     BETAS,
     FAMILIES,
@@ -54,11 +55,14 @@ LAYOUTS = [ParallelLayout(1), ParallelLayout(2), ParallelLayout(1, 2), ParallelL
 CASES = [("llama", "bf16"), ("llama-tied", "fp32"), ("gpt2", "fp16")]
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize(("family", "dtype"), CASES)
+BUFFERS = [(*case, layout) for case in CASES for layout in LAYOUTS]
+
+
+@pytest.mark.parametrize("case", params(BUFFERS, BUFFERS[::3]), ids=str)
 def test_buffers_are_read_bit_by_bit(
-    family: str, dtype: str, layout: ParallelLayout, megatron: Any, tmp_path: Path
+    case: tuple[str, str, ParallelLayout], megatron: Any, tmp_path: Path
 ) -> None:
+    family, dtype, layout = case
     folder = distributed(megatron, tmp_path, family, dtype, layout)
     checkpoint = open_any(folder)
     assert checkpoint.layout == replace(layout, zero_stage=1)
