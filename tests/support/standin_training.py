@@ -44,7 +44,7 @@ class Trained(NamedTuple):
     """Some steps of training."""
 
     numbers: list[float]
-    """Losses and norms of gradients, and losses of validations before and after."""
+    """Losses and norms of gradients, and the loss of a validation after them."""
     costs: Costs
     """Of the last step."""
     live: tuple[int, int]
@@ -61,7 +61,7 @@ def train(run: Run, device: torch.device) -> Trained:
         rows = rank_samples(step_samples(objective, step=NUM_STEPS), mesh)
         return float(engine.validate(iter(rows)).loss)
 
-    numbers, bytes_after = [validate()], [0]
+    numbers, bytes_after = list[float](), [0]
     for step in range(NUM_STEPS):
         rows = rank_samples(step_samples(objective, step=step), mesh)
         ids = rank_ids(objective, mesh, step=step)
