@@ -16,6 +16,7 @@ from tokamake.data.corpus.corpora import Corpus
 from tokamake.data.corpus.document_rows import ORDINAL, RowsWriter
 from tokamake.data.corpus.plan import make_plan
 from tokamake.data.corpus.plan_file import read_plan, write_plan
+from tokamake.data.indexed.manifest import read_manifest
 from tokamake.data.readers import open_input
 from tokamake.data.tokenize import shard_tokenizer
 from tokamake.data.tokenize.encoder import Encoder, Mismatch
@@ -132,6 +133,8 @@ def test_a_wrong_fast_encoder_is_replaced(
     tokenized(workspace, raw)
     assert_same_dataset(workspace / "pair", workspace / "expected")
     assert "tokamake differs" in capsys.readouterr().err
+    assert read_manifest(workspace / "pair")["encoder_fallback"] == "tokamake differs"
+    assert "encoder_fallback" not in read_manifest(workspace / "expected")
 
 
 @pytest.mark.fault("damaged data")

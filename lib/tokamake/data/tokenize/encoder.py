@@ -57,11 +57,18 @@ class Mismatch(Exception):
 class Encoder:
     """Encodes lists of texts; several threads may call it at once."""
 
-    def __init__(self, tokenizer: Tokenizer, *, workers: int, fast: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        workers: int,
+        fast: bool = True,
+        reason: str = "it is turned off",
+    ) -> None:
         """Create an encoder; fast encoders and caches are loaded at first use.
 
         The number of threads, `workers`, does not change the tokens. `fast` allows a fast encoder
-        where it is exact.
+        where it is exact; `reason` says why it is not allowed.
         """
         os.environ["RAYON_NUM_THREADS"] = str(workers)  # `tokenizers` reads it once, at first use
         self._tokenizer = tokenizer
@@ -69,7 +76,7 @@ class Encoder:
         self._idle: list[FastEncoder] = []
         self._is_loaded = False
         self._words: Words | Literal[False] | None = None  # None: not yet created; False: no rules
-        self._fallback_reason = None if fast else "it is turned off"  # None: not yet known
+        self._fallback_reason = None if fast else reason  # None: not yet known
         self._num_characters = 0
         self._lock = threading.Lock()
         self._reference_lock = threading.Lock()

@@ -210,12 +210,14 @@ class ShardWriter:
         del options["megatron_names"], options["filters"]
         if not self._filters:
             del options["filter_seconds"]
+        reason = self._encoder.known_fallback_reason
         return {
             "tokamake": __version__,
             "request": request,
             "inputs": reader.entries,
             "tokenizer": self._tokenizer.fingerprint,
             "encoder": self._encoder.name,
+            **({"encoder_fallback": reason} if reason else {}),
             "vocab_size": self._tokenizer.vocab_size,
             "eod": self._tokenizer.eod,
             "bos": self._tokenizer.bos,

@@ -80,7 +80,9 @@ class ShardTokenizer:
             print(
                 f"tokenize: {mismatch}; re-encoding with the reference tokenizer", file=sys.stderr
             )
-            self._encoder = Encoder(self._tokenizer, workers=self._workers, fast=False)
+            self._encoder = Encoder(
+                self._tokenizer, workers=self._workers, fast=False, reason=mismatch
+            )
             manifests = self._write_once(shard, request)
         reason = self._encoder.known_fallback_reason
         if reason not in ("", self._reported_reason):
