@@ -66,12 +66,27 @@ def _is_faster_in_fp32(x: Tensor, weight_ED: Tensor) -> bool:
 @cache
 def has_fast_bf16() -> bool:
     """Whether the processor multiplies bf16 faster than fp32: by matrix units, or AMD's vectors."""
-    read = getattr(torch.cpu, "get_capabilities", dict)  # earlier versions of torch lack it
-    processor: dict[str, Any] = read()
+    processor = _processor()
     if processor.get("architecture") != "x86_64":
         return True
-    is_intel = str(processor["cpu_name"]).startswith("Intel")
-    return bool(processor["amx_bf16"] or (processor["avx512_bf16"] and not is_intel))
+    return bool(processor["amx_bf16"] or (processor["avx512_bf16"] and not _is_intel(processor)))
+
+
+def _processor() -> dict[str, Any]:
+    """The processor, as torch knows it."""
+    read = getattr(torch.cpu, "get_capabilities", dict)  # earlier versions of torch lack it
+    processor: dict[str, Any] = read()
+    return processor
+
+
+def _is_intel(processor: dict[str, Any]) -> bool:
+    return str(processor.get("cpu_name")).startswith("Intel")
+
+
+@cache
+def _has_slow_mkl() -> bool:
+    """Whether oneDNN is faster than MKL: on Intel's processors, both take the same time."""
+    return not _is_intel(_processor())
 
 
 def _is_faster_by_onednn(x: Tensor, weight_ED: Tensor) -> bool:
@@ -104,6 +119,19 @@ def _product(x: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tens
     y: Tensor = onednn_linear(x, weight_ED, bias_E, "none", [], "")
     # The operator returns a view of its own result, and FSDP2 warns about views.
     return y.data
+
+
+def write_product(out_NE: Tensor, x_ND: Tensor, *, weight_ED: Tensor) -> None:
+    """Write a product of tensors of one dtype into its place, without a gradient."""
+    if x_ND.device.type == "cpu" and (
+        _is_few(x_ND, weight_ED) or (_has_slow_mkl() and _is_faster_by_onednn(x_ND, weight_ED))
+    ):
+        assert onednn_linear is not None
+        out_NE.copy_(onednn_linear(x_ND, weight_ED, None, "none", [], ""))
+    elif out_NE.dtype == x_ND.dtype:
+        torch.mm(x_ND, weight_ED.t(), out=out_NE)
+    else:
+        out_NE.copy_(x_ND @ weight_ED.t())
 
 
 class _Linear(torch.autograd.Function):
