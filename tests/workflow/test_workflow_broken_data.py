@@ -1,6 +1,7 @@
 """Broken data of a finished workspace are rebuilt; added files change no finished data."""
 
 import os
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -48,15 +49,20 @@ BROKEN = {
     "batches/tokenize/docs-00001.json": {"tokenize": 1, "merge": 1},
     "merged/docs-0000_text_document.bin": {"merge": 1},
 }
+DAMAGES = [*product(BROKEN, ("deleted", "damaged"))]
+OTHERS = ("shards/docs/00001.idx", "shards/docs/00001.json")
+"""Files of a shard beside those that `make test` damages."""
 
 
 @pytest.mark.fault("damaged data")
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", params(["deleted", "damaged"], ["damaged"]))
-@pytest.mark.parametrize("name", BROKEN)
+@pytest.mark.parametrize(
+    "case", params(DAMAGES, [(name, "damaged") for name in BROKEN if name not in OTHERS]), ids=str
+)
 def test_any_broken_file_of_an_indexed_dataset_is_rebuilt(
-    finished: Path, name: str, damage: str
+    finished: Path, case: tuple[str, str]
 ) -> None:
+    name, damage = case
     path = finished / "results/data" / name
     content, status = path.read_bytes(), path.stat()
     path.unlink() if damage == "deleted" else flip(path)
