@@ -180,3 +180,24 @@ def test_ranks_that_divide_experts_exchange_rows_and_share_states() -> None:
     assert of(8).expert == pytest.approx(seconds, rel=0.1)
     assert of(16).expert > 2 * of(8).expert  # beyond a node
     assert of(8).data < of(1).data
+
+
+def test_a_layer_that_predicts_further_tokens_takes_the_time_of_a_layer_and_an_output() -> None:
+    model = read_architecture(ROOT / "config/models/glm-4.5-air.yaml")
+
+    def of(shape: Architecture) -> StepTime:
+        return step_time(
+            shape.model_copy(update={"vocab_size": 151_552}),
+            Layout(data=8),
+            device=A100,
+            global_batch=8,
+            sequence_length=4096,
+            parameters=RankParameters(1e9, 0.0),
+        )
+
+    layers = model.num_hidden_layers
+    usual, further = of(model.without_mtp), of(model)
+    more = further.products - usual.products
+    # The output layer of GLM-4.5-Air costs about as much as two of its layers.
+    assert usual.products / layers < more < 4 * usual.products / layers
+    assert further.elementwise > usual.elementwise

@@ -133,9 +133,11 @@ def step_time(
         context=(3 + again) * forward.context,
         expert=(2 + again) * forward.expert,
     )
-    num_layers = architecture.num_hidden_layers / layout.pipeline
+    # The last stage is the slowest: layers that predict further tokens have logits of their own.
+    num_further = architecture.num_mtp_layers
+    num_layers = architecture.num_hidden_layers / layout.pipeline + num_further
     hop = 2 * layout.virtual * costs.hop()
-    logits, of_loss = costs.logits()
+    logits, of_loss = ((1 + num_further) * each for each in costs.logits())
     stage = num_layers * sum(passes) + hop
     data, optimizer = costs.data(parameters.total), costs.optimizer(parameters)
     if layout.zero == 3:  # weights and gradients of a layer travel while others are computed

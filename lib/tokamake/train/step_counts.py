@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tokamake.train.pipeline_stages import LossFactors
+from tokamake.train.loss_factors import LossFactors
 
 
 class StepCounts(NamedTuple):

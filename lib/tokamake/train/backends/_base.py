@@ -33,9 +33,10 @@ from tokamake.runtime.ranks import Ranks
 from tokamake.train.backends import _initial_weights as initial_weights
 from tokamake.train.bad_steps import bad_ranks
 from tokamake.train.batch import MicroBatch, SampleIds, to_device
+from tokamake.train.loss_factors import LossFactors
 from tokamake.train.metrics import Validation
 from tokamake.train.numerics import precision_of
-from tokamake.train.pipeline_stages import LossFactors, PipelineStages
+from tokamake.train.pipeline_stages import PipelineStages
 from tokamake.train.random_state import random_state, seed_all, set_random_state
 from tokamake.train.stability.loss_scale import LossScale
 from tokamake.train.step_counts import StepCounts

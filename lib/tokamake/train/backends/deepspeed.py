@@ -29,7 +29,8 @@ from tokamake.train.backends._base import EngineBase, GradientSums
 from tokamake.train.backends._initial_weights import load_initial_weights
 from tokamake.train.batch import MicroBatch, SampleIds
 from tokamake.train.gradient_clipping import clip_coefficient
-from tokamake.train.pipeline_stages import SUM_OF_TOKENS, LossFactors, PipelineStages
+from tokamake.train.loss_factors import SUM_OF_TOKENS, LossFactors
+from tokamake.train.pipeline_stages import PipelineStages
 from tokamake.train.step_result import FindFault, Saving, StepResult, accept
 
 

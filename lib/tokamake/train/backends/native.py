@@ -26,7 +26,7 @@ from tokamake.train.backends._base import EngineBase, GradientSums
 from tokamake.train.backends._initial_weights import load_initial_weights
 from tokamake.train.batch import MicroBatch, SampleIds
 from tokamake.train.gradient_clipping import clip_coefficient
-from tokamake.train.pipeline_stages import LossFactors
+from tokamake.train.loss_factors import LossFactors
 from tokamake.train.stability.verification import check_ranks_repeat
 from tokamake.train.step_result import FindFault, Saving, StepResult, accept
 
