@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.support.megatron_logs import megatron_lines
 from tokamake.checkpoint.native.resume_state import ResumeState
-from tokamake.config.train_sections import TrackerSettings
+from tokamake.config.train_sections import RouterSettings, TrackerSettings
 from tokamake.runtime.ranks import Ranks
 from tokamake.train import metrics
 from tokamake.train.hooks import FinishedStep
@@ -65,6 +65,7 @@ def log(
         sequence_length=16,
         precision=precision,
         log_style=log_style,
+        router=RouterSettings(),
         trackers=TrackerSettings(),
     )
     run: Any = SimpleNamespace(output=folder, train=train, step=0)
