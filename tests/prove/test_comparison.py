@@ -12,16 +12,20 @@ from typing import Any
 import pytest
 
 from tests.support import plug_ins, standin_device
-from tests.support.compositions import (
+from tests.support.composition_axes import (
+    FAMILIES,
+    KINDS,
+    NOT_OF_A_LAYOUT,
     NOT_OF_A_STEP,
+    OF_TASKS,
+    SHAPE,
     SLOW,
-    Composition,
     axes,
     learner_axes,
-    learners,
     tasks,
 )
-from tests.support.drawn_compositions import TIMES, Drawing, drawing, learners_of_pairs
+from tests.support.compositions import Composition, learners
+from tests.support.drawn_compositions import TIMES, Drawing, drawing, learners_of_pairs, together
 from tests.support.grids import cover
 from tests.support.paths import ROOT
 from tests.support.proved_compositions import assert_proved, shrunk
@@ -30,10 +34,10 @@ from tests.support.shared_folders import made_once
 from tests.support.standin_costs import counted
 from tests.support.wrong_factors import FAULTS, prove_with
 from tokamake import plugins
-from tokamake.config.parallel import ParallelSettings
 from tokamake.config.training import TrainSettings
 from tokamake.models.common.router_losses import RouterLosses
 from tokamake.prove.comparison import differences
+from tokamake.prove.planned_runs import read_any
 from tokamake.runtime.ranks import Ranks
 
 SECTIONS = {"parallel", "optimizer", "dropout", "router", "objective"}
@@ -123,6 +127,9 @@ def test_compositions_have_each_possible_pair_of_values_five_times(whole: Drawin
         print(f"{axis:50} {len(counts):6,} pairs, {min(counts):3} to {max(counts):4} times")
     assert len(whole.drawn) >= 1000
     assert min(possible.values()) >= TIMES >= 5
+    for number in (3, 4):
+        for kinds in combinations(KINDS, number):
+            assert sum(together(kinds, each) for each in whole.drawn) >= TIMES
     for pair, reason in whole.refused.items():
         assert not whole.counts[pair]
         assert ":" in reason, (pair, reason)  # the setting, and the reason; not the ranks here
@@ -135,14 +142,32 @@ def test_sixty_compositions_have_each_value(stratified: list[Composition]) -> No
     assert len(stratified) == SIXTY
 
 
+def test_a_composition_prints_the_config_that_reproduces_it(
+    stratified: list[Composition], tmp_path: Path
+) -> None:
+    drawn = [each for each in stratified if each.objective not in tasks()]
+    for number, each in enumerate(drawn):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(each.config, encoding="utf-8")
+        (run,) = read_any(path, None)
+        own = each.run()
+        assert (run.train, run.architecture, run.seed) == (own.train, own.architecture, each.seed)
+
+
 def test_each_setting_is_an_axis_or_is_named() -> None:
     names = {axis.partition(".")[0] for axis in axes()} | SECTIONS
     objectives = {*plugins.names("train/objectives/*/objective")}
     assert {*TrainSettings.model_fields} - objectives == names & {
         *TrainSettings.model_fields
     } | NOT_OF_A_STEP | SLOW
-    for name in ParallelSettings.model_fields:
-        assert f"parallel.{name}" in axes()
+    for section in ("parallel", "router", "mtp", "dropout"):
+        fields = TrainSettings.model_fields[section].annotation.model_fields  # type: ignore[union-attr]
+        assert {f"{section}.{name}" for name in fields} <= {*axes()}
+    for family in plugins.names("models/*/model"):
+        settings = plugins.constant("models/*/model", family, "SETTINGS")
+        numbers = {name for name, values in settings.items() if not isinstance(values, tuple)}
+        drawn = {*FAMILIES.get(family, {}), *SHAPE, *OF_TASKS, *NOT_OF_A_LAYOUT}
+        assert {each for each in numbers if f"architecture.{each}" not in axes()} <= drawn, family
 
 
 def test_each_family_and_each_kind_of_task_is_learned() -> None:

@@ -8,7 +8,8 @@ import re
 
 import pytest
 
-from tests.support.compositions import Composition, Values
+from tests.support.composition_axes import Values
+from tests.support.compositions import Composition
 from tests.support.paths import ROOT
 from tests.support.proved_compositions import assert_proved
 
@@ -70,7 +71,9 @@ FINDINGS: dict[str, list[Composition]] = {
         composition(TENSOR, "qwen3"),
         composition(TENSOR | {"architecture.num_key_value_heads": 1}, "qwen3"),
     ],
-    "divided_parameters_in_the_norm": [composition(TENSOR | {"optimizer.name": "sgd"}, "gpt")],
+    "divided_parameters_in_the_norm": [
+        composition(TENSOR | {"optimizer.name": "sgd"}, family) for family in ("gpt", "gpt_oss")
+    ],
     "replicated_parameters_in_the_norm": [
         composition(TENSOR | {"architecture.num_key_value_heads": 1, "optimizer.name": "sgd"}),
     ],

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.compositions import SHAPE
+from tests.support.composition_axes import SHAPE
 from tests.support.layouts import parallel
 from tokamake.config.architecture import Architecture
 from tokamake.config.architecture_files import read_architecture

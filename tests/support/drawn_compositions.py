@@ -6,18 +6,12 @@ Pairs that tokamake refuses are impossible: the config and its checks decide tha
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 from itertools import combinations
 from typing import Any
 
-from tests.support.compositions import (
-    EFFECTS,
-    Composition,
-    changed,
-    known_plug_ins,
-    learner_axes,
-    learners,
-)
+from tests.support.composition_axes import EFFECTS, KINDS, learner_axes
+from tests.support.compositions import Composition, changed, known_plug_ins, learners
 
 TIMES = 5
 """Compositions that are drawn for each pair."""
@@ -27,6 +21,7 @@ _CONTEXTS = 40
 """Compositions that a pair is tried in before it counts as refused."""
 _CHANGED = 0.4
 """Share of axes whose value is drawn where no pair needs one."""
+EXPERTS = "parallel.expert_parallel_size"
 Fact = tuple[str, Any]
 """An axis and its value."""
 Pair = tuple[Fact, Fact]
@@ -35,6 +30,14 @@ Pair = tuple[Fact, Fact]
 def pairs(facts: dict[str, Any]) -> Iterator[Pair]:
     """Pairs of values of two axes, by the names of the axes."""
     return combinations(sorted(facts.items(), key=lambda fact: fact[0]), 2)
+
+
+def together(kinds: Iterable[str], composition: Composition) -> bool:
+    """Whether a composition has kinds of parallelism together, and does not divide experts."""
+    divides_experts = EXPERTS in composition.axes and composition.value(EXPERTS) > 1
+    return not divides_experts and all(
+        kind in composition.axes and composition.value(kind) > 1 for kind in kinds
+    )
 
 
 @cache
@@ -53,8 +56,8 @@ def learners_of_pairs() -> dict[Pair, list[tuple[str, str]]]:
 
 
 def _without_effect(fact: Fact, other: Fact) -> bool:
-    axis, *values = EFFECTS.get(fact[0], ("",))
-    return axis == other[0] and other[1] in values
+    others = EFFECTS.get(fact[0], {})
+    return len(others) == 1 and other[1] in others.get(other[0], ())
 
 
 class Drawing:
@@ -84,12 +87,32 @@ class Drawing:
         return composition
 
     def complete(self) -> None:
-        """Draw until each pair is in `TIMES` compositions, except refused pairs."""
+        """Draw until each pair is in `TIMES` compositions, except refused pairs.
+
+        Then until each three and all four of `KINDS` are together in as many that do not divide
+        experts: pairs with divided experts already need three.
+        """
         while True:
             base, kept = self._base()
             if not kept:
-                return
+                break
             self._add(self._filled(base, kept))
+        for number in (4, 3):
+            for kinds in combinations(KINDS, number):
+                while sum(map(partial(together, kinds), self.drawn)) < TIMES:
+                    self._add_kinds(kinds)
+
+    def _add_kinds(self, kinds: Iterable[str]) -> None:
+        """Draw a composition of a random learner that has kinds of parallelism together."""
+        while True:
+            composition = self._new(*self._generator.choice(learners()))
+            sizes = dict.fromkeys(kinds, 2) | {EXPERTS: 1}
+            kept = {kind: size for kind, size in sizes.items() if kind in composition.axes}
+            for kind, size in kept.items():
+                composition = changed(composition, kind, size)
+            if together(kinds, composition) and not composition.refusal:
+                self._add(self._filled(composition, kept))
+                return
 
     def _add(self, composition: Composition) -> None:
         self.drawn.append(composition)
@@ -176,7 +199,7 @@ def _with_effect(composition: Composition, axis: str) -> Composition:
     """The composition with a value of another axis that gives this one an effect."""
     if composition.has_effect(axis):
         return composition
-    other, *without = EFFECTS[axis]
+    other, without = next(iter(EFFECTS[axis].items()))
     value = next(each for each in composition.axes[other] if each not in without)
     return changed(composition, other, value)
 

@@ -9,7 +9,8 @@ from torch.nn import functional as F
 from torch.nn.attention import varlen
 
 from tests.support import standin_device
-from tests.support.compositions import Composition, axes, learners
+from tests.support.composition_axes import axes
+from tests.support.compositions import Composition, learners
 from tests.support.layouts import laid_out
 from tests.support.standin_costs import Costs, counted, live_bytes
 from tokamake import plugins

@@ -5,7 +5,8 @@ import textwrap
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from tests.support.compositions import Composition, Values
+from tests.support.composition_axes import Values
+from tests.support.compositions import Composition
 from tests.support.proved_compositions import prove_all
 from tokamake.models.common.experts import ExpertLinear
 from tokamake.models.common.latent_attention import LatentNorm

@@ -1,7 +1,7 @@
 """Comparison of training on ranks with training in one process, tensor by tensor."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -72,6 +72,8 @@ that look at signs or directions turn rounding of a small gradient into a large 
 _FEW = 0.3
 """Largest share of elements that rounding of gradients changes in fp32, if the update of an element
 depends on that element alone; a wrong rate of learning or decay changes nearly all."""
+_FEW_CHOICES = 0.05
+"""Share of the choices of experts that rounding may change in the first step."""
 _SAME_NORM = 1e-2
 """Largest relative difference of the norms of all updates in fp32 by other optimizers, which turn
 the update of a whole tensor."""
@@ -158,6 +160,11 @@ class _Comparison:
             self._compare_number(f"loss {of_step}", done.loss, expected=step.loss)
             norm = f"gradient norm {of_step}"
             self._compare_number(norm, done.grad_norm, expected=step.grad_norm)
+            self._compare_layers(of_step, done.layer_norms, expected=step.layer_norms)
+            self._compare_number(f"rows {of_step}", done.num_rows, expected=step.num_rows)
+            if done.sample_loss is not None:
+                what = f"loss of samples {of_step}"
+                self._compare_number(what, done.sample_loss, expected=step.sample_loss)
             if self._run.train.log_corpus_losses:
                 self._compare_corpora(of_step, done.corpus_losses, expected=step.corpora)
             self._compare_routers(of_step, done.routers, expected=step.routers)
@@ -243,6 +250,18 @@ class _Comparison:
             times = f" ({value / expected:.7g} times)" if expected else ""
             self.numbers.append(f"{what}: {value:.7g}, expected {expected:.7g}{times}")
 
+    def _compare_layers(
+        self, of_step: str, norms: Sequence[float], *, expected: Sequence[float]
+    ) -> None:
+        """Compare norms of layers' gradients, relative to the whole norm if they are small."""
+        least = _FLOOR[precision_of(self._run)] * math.hypot(*expected)
+        for number, (own, right) in enumerate(zip(norms, expected, strict=True)):
+            if not abs(own - right) <= self._tolerance.gradients * max(right, least):
+                name = f"layer {number}" if number < len(expected) - 1 else "other parameters"
+                self.numbers.append(
+                    f"gradient norm of {name} {of_step}: {own:.7g}, expected {right:.7g}"
+                )
+
     def _compare_corpora(
         self, of_step: str, values: Iterable[Sums], *, expected: Iterable[Sums]
     ) -> None:
@@ -261,6 +280,12 @@ class _Comparison:
             # Rounding may change a choice, but not how many there are.
             what = f"choices of router {own.layer} {of_step}"
             self._compare_number(what, sum(own.counts), expected=sum(right.counts))
+            # Later weights differ, so that experts drop other choices.
+            if self._updates <= 1 and not abs(own.dropped - right.dropped) <= _FEW_CHOICES:
+                self.numbers.append(
+                    f"dropped share of router {own.layer} {of_step}: {own.dropped:.4g}, expected "
+                    f"{right.dropped:.4g}"
+                )
 
     def _compare_biases(self, of_step: str, routers: Iterable[LayerRouting]) -> None:
         """Compare biases of routers with those that follow from the choices on all ranks.

@@ -4,6 +4,7 @@ It shares the model, the losses and the update rule of the optimizer with a run,
 divides a run among ranks. Where a layout differs from it, the layout is wrong.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -43,6 +44,13 @@ class PlainStep(NamedTuple):
     """Weights after the update, fp32."""
     corpora: tuple[tuple[float, float], ...] = ()
     """Sum of the losses of tokens, and number of labels, of each corpus; empty: not measured."""
+    layer_norms: tuple[float, ...] = ()
+    """Norm of the gradient of each layer, then of all other parameters, before clipping; empty:
+    not measured."""
+    sample_loss: float | None = None
+    """Part of `loss` of whole samples; None: they have none."""
+    num_rows: int = 0
+    """Rows of the step."""
     routers: tuple[LayerRouting, ...] = ()
     """Measurements of the router of each layer; empty: the family has none."""
     further_losses: tuple[float, ...] = ()
@@ -103,6 +111,7 @@ class _PlainTrainer:
             self.model.dropout_rates = DropoutRates(*dropout, run.seed)
         self.routers = self._watch_routers() if run.architecture.has_routers else None
         self.further = self._watch_further() if run.architecture.num_mtp_layers else None
+        self._sample_loss: Tensor | None = None
         self.masters = self._initial_weights()
         self.optimizer = self._build_optimizer()
 
@@ -170,6 +179,7 @@ class _PlainTrainer:
         if hasattr(self.optimizer, "prepare"):
             self._make_extra_pass(step)
         self.corpora = torch.zeros(NUM_CORPORA, 2, dtype=torch.float64)
+        self._sample_loss = None
         loss = self._loss(step, numbers=True)
         corpora = tuple((losses, labels) for losses, labels in self.corpora.tolist())
         routers: tuple[LayerRouting, ...] = ()
@@ -180,6 +190,7 @@ class _PlainTrainer:
         if self.further is not None:
             sums = zip(self.further.take().tolist(), self._further_labels, strict=True)
             further = tuple(total / max(1, labels) for total, labels in sums)
+        layer_norms = self._layer_norms()
         limit = self.run.train.gradient_clipping or torch.inf
         norm = nn.utils.clip_grad_norm_(self.masters.values(), limit)
         gradients = {
@@ -195,10 +206,24 @@ class _PlainTrainer:
             norm.item(),
             self._saved(gradients),
             self._saved(self.masters | self.buffers),
-            corpora,
-            routers,
-            further,
+            corpora=corpora,
+            layer_norms=layer_norms,
+            sample_loss=None if self._sample_loss is None else self._sample_loss.item(),
+            num_rows=self._num_rows,
+            routers=routers,
+            further_losses=further,
         )
+
+    def _layer_norms(self) -> tuple[float, ...]:
+        if not self.run.train.log_layer_norms:
+            return ()
+        number = self.run.architecture.num_layers
+        squares = [0.0] * (number + 1)
+        for name, master in self.masters.items():
+            if master.grad is not None:
+                layer = self.model.layer_number(name)
+                squares[number if layer is None else layer] += master.grad.square().sum().item()
+        return tuple(map(math.sqrt, squares))
 
     def _balance(self, routers: Sequence[LayerRouting]) -> None:
         """Change the biases of routers by the choices of the step."""
@@ -289,7 +314,10 @@ class _PlainTrainer:
         losses = self.objective.losses(predicted, Labels(batch.labels, batch.sample_labels))
         mean = losses.tokens / num_labels
         if losses.samples is not None:
-            mean = mean + losses.samples / num_samples
+            part = losses.samples / num_samples
+            before = self._sample_loss
+            self._sample_loss = part.detach() + (0.0 if before is None else before)
+            mean = mean + part
         return mean
 
     @torch.no_grad()

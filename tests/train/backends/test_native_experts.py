@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from tests.support.compositions import Composition, Values
+from tests.support.composition_axes import Values
+from tests.support.compositions import Composition
 from tests.support.engines import NamedChunk, build, parts, whole
 from tests.support.proved_compositions import assert_proved
 from tests.support.ranks import spawn

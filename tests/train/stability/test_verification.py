@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from pydantic import ValidationError
 
-from tests.support.compositions import Composition, Values
+from tests.support.composition_axes import Values
+from tests.support.compositions import Composition
 from tests.support.layouts import parallel
 from tests.support.ranks import spawn
 from tokamake import errors
