@@ -48,8 +48,8 @@ class Normalizer {
   std::string key_;
 };
 
-// Texts to find before anything else: from left to right, the longest at each place. A text takes
-// white space before or after it along if `strips` says so.
+// Texts to find before anything else: from left to right, the longest at each place. If `strips`
+// says so, a text also covers the white space before or after it.
 class AddedTexts {
  public:
   struct Added {

@@ -41,7 +41,7 @@ class RouterSettings(Settings):
     """Families whose routers have a bias, such as deepseek_v3: what each step adds to the bias of
     an expert with fewer tokens than the mean, and takes from others. DeepSeek-V3 uses 0.001, and 0
     for its last tokens."""
-    capacity_factor: Annotated[float, Field(gt=0)] | None = None
+    capacity_factor: Annotated[float, Field(ge=0.001, le=1000)] | None = None
     """Tokens of a row that an expert takes while the model trains, relative to an even share: the
     first ones that choose it. It drops later ones, which get no result and no gradient of this
     expert. Evaluation and generation drop none. Empty: no token is dropped."""
@@ -52,7 +52,7 @@ class MTPSettings(Settings):
     num_nextn_predict_layers. The gradients of the training have them; the records of losses have
     them apart."""
 
-    loss_scaling_factor: Annotated[float, Field(ge=0)] = 0.3
+    loss_scaling_factor: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.3
     """Factor of the mean of these losses, one for each layer: Megatron's
     --mtp-loss-scaling-factor, 0.1 there. DeepSeek-V3 uses 0.3 for its first 10 trillion tokens,
     then 0.1. 0: the layers get no gradients, and the records still have their losses."""

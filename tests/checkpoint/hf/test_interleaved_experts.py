@@ -75,6 +75,12 @@ def drop(name: str) -> Callable[[Tensors], Any]:
     return lambda tensors: tensors.pop(EXPERTS.format(0) + name)
 
 
+def norm_in_blocks(tensors: Tensors) -> None:
+    values = tensors.pop("model.norm.weight")
+    for end in ("_blocks", "_scales"):
+        tensors["model.norm.weight" + end] = torch.zeros(values.shape, dtype=torch.uint8)
+
+
 def replace(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Tensors], Any]:
     full = EXPERTS.format(0) + name
     return lambda tensors: tensors.update({full: change(tensors[full]).contiguous()})
@@ -88,6 +94,7 @@ def replace(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Tensors]
         (drop("gate_up_proj_bias"), r"gate_up_proj_bias is missing"),
         (replace("down_proj_blocks", lambda x: x[:, :-1]), r"has shape \[7, 63, 3, 16\], the arch"),
         (replace("down_proj_scales", lambda x: x.short()), r"is no MXFP4: it needs contiguous uin"),
+        (norm_in_blocks, r"model\.norm\.weight"),
     ],
 )
 def test_damaged_blocks_are_refused(
@@ -99,14 +106,23 @@ def test_damaged_blocks_are_refused(
         open_any(tmp_path)
 
 
-def test_other_quantizations_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantization", [{"quant_method": "fp8"}, "mxfp4", [1], True])
+def test_other_quantizations_are_refused(quantization: Any, tmp_path: Path) -> None:
     quantized(tmp_path)
     file = tmp_path / "config.json"
     config = json.loads(file.read_text())
-    config["quantization_config"]["quant_method"] = "fp8"
+    config["quantization_config"] = quantization
     file.write_text(json.dumps(config))
     with pytest.raises(UserError, match="quantization_config: the folder holds quantized weights"):
         open_any(tmp_path)
+
+
+def test_a_config_without_scaling_has_none_for_transformers_4(tmp_path: Path) -> None:
+    """Without the key, transformers 4 stretches positions."""
+    shape = SHAPE.model_copy(update={"rope_scaling": None})
+    hf_folder.write(tmp_path, shape, random_tensors(shape, 1))
+    assert json.loads((tmp_path / "config.json").read_text())["rope_scaling"] is None
+    assert open_any(tmp_path).architecture.rope_scaling is None
 
 
 def test_a_config_without_positions_has_those_of_transformers(tmp_path: Path) -> None:

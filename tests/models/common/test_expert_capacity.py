@@ -111,6 +111,14 @@ def test_a_factor_is_a_decimal_number() -> None:
     assert capacity.kept(is_chosen, None).sum() == 2 * 11
 
 
+@pytest.mark.parametrize("factor", [4 / 3, 1.1234567890123456])
+def test_a_factor_has_as_many_digits_as_one_likes(factor: float) -> None:
+    capacity = ExpertCapacity(factor, num_chosen=8)
+    is_chosen = torch.zeros(1, 4096, 64)
+    is_chosen[..., :8] = 1
+    assert capacity.kept(is_chosen, None).sum() == 8 * math.ceil(factor * 4096 * 8 / 64)
+
+
 def kept_on_ranks(is_chosen: Tensor, is_token: Tensor | None) -> tuple[Tensor, Tensor]:
     """Whether this rank's share of the choices is kept, by the ranks and by one process."""
     axis = Axis(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)

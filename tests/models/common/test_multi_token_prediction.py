@@ -262,6 +262,10 @@ def test_layers_that_miss_tensors_or_have_an_output_of_their_own_are_refused(
     hf_folder.write(tmp_path / "b", shape, weights_of(shape))
     shutil.copy(tmp_path / "b/model.safetensors", tmp_path / "whole")
     tensors = load_file(tmp_path / "whole")
+    far = tensors | {"model.layers.300000000.enorm.weight": tensors["model.norm.weight"].clone()}
+    save_file(far, tmp_path / "b/model.safetensors")
+    with pytest.raises(UserError, match="MTP layers: 3 to 300000000, not 3 to "):
+        hf_folder.read(tmp_path / "b")
     del tensors["model.layers.3.eh_proj.weight"]
     save_file(tensors, tmp_path / "b/model.safetensors")
     with pytest.raises(UserError, match=r"tensor model\.layers\.3\.eh_proj\.weight is missing"):

@@ -121,9 +121,11 @@ def test_a_record_has_the_mean_speed_since_the_last_one(
 
 def test_a_norm_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
     training_log = log(tmp_path)
-    training_log.end_step(finished(1, RESULT._replace(grad_norm=math.inf, skipped=True)))
+    further = (math.nan, 1.0)
+    result = RESULT._replace(grad_norm=math.inf, skipped=True, further_losses=further)
+    training_log.end_step(finished(1, result))
     training_log.close()
-    assert "grad_norm" not in read(tmp_path / "metrics.jsonl")[0]
+    assert not {"grad_norm", "mtp_loss", "mtp_loss/2"} & {*read(tmp_path / "metrics.jsonl")[0]}
 
 
 def test_fp16_records_its_loss_scale(tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ def read_config(folder: Path) -> tuple[Architecture, HFFormat]:
     model_type = config.get("model_type") if isinstance(config, dict) else None
     family, model_format = _find_model_type(model_type, file)
     quantization = config.get("quantization_config") or {}
-    is_read = model_format.interleaves_experts and quantization.get("quant_method") == "mxfp4"
+    method = quantization.get("quant_method") if isinstance(quantization, dict) else None
+    is_read = model_format.interleaves_experts and method == "mxfp4"
     if quantization and not is_read:
         raise UserError(f"{file}: quantization_config: the folder holds {model_tensors.QUANTIZED}")
     if problem := model_format.unsupported(config):

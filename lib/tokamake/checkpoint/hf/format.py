@@ -161,7 +161,11 @@ def _with_mtp_layers(
     layer = re.compile(rf"{re.escape(model_format.prefix)}{model_format.layers}\.(\d+)\.")
     number_of = {name: int(match[1]) for name in extents if (match := layer.match(name))}
     first = architecture.num_hidden_layers
-    number = max([first - 1, *number_of.values()]) + 1 - first
+    further = {each for each in number_of.values() if each >= first}
+    number = len(further)
+    if further != {*range(first, first + number)}:
+        numbers = f"{min(further)} to {max(further)}, not {first} to {first + number - 1}"
+        raise UserError(f"{folder}: MTP layers: {numbers}; fetch the checkpoint again")
     if stated == 0 and number:
         config_json.warn_once(
             f"{folder}: its layers that predict further tokens (MTP), from layer {first} on, are "

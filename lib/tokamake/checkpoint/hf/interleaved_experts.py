@@ -115,6 +115,8 @@ def take_quantized(
 ) -> Iterator[tuple[str, DequantizedTensor]]:
     """Remove MXFP4 from the tensors of a folder; yield ours that are stored so, by their keys."""
     for name, (whole, chunks) in stored.items():
+        if len(whole) != 3:  # no stack of experts
+            continue
         parts = {end: extents.pop(name + end, None) for end in (_BLOCKS, _SCALES)}
         blocks, scales = parts.values()
         for end, other in ((_BLOCKS, scales), (_SCALES, blocks)):

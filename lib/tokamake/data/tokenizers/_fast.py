@@ -87,11 +87,11 @@ def wrap(
             ) from None
         _prepare(whole, paths, defaults=defaults, pieces=pieces)
         _remove_sampling(whole)
+        whole.encode_special_tokens = fast.encode_special_tokens
         return whole
 
     def encode_batch(texts: list[str], /, *, workers: int = 1) -> list[list[int]]:
         whole = complete()
-        whole.encode_special_tokens = fast.encode_special_tokens
         try:
             return [e.ids for e in whole.encode_batch_fast(texts, add_special_tokens=False)]
         except BaseException as error:  # the package raises bare Exception, or panics
@@ -102,6 +102,11 @@ def wrap(
                 f"tokenizer {paths[0]}: cannot encode a text ({reason}); remove the text, or "
                 "give another tokenizer"
             ) from None
+
+    def read_special_tokens_as_text() -> None:
+        fast.encode_special_tokens = True
+        if complete.cache_info().currsize:
+            complete().encode_special_tokens = True
 
     return Tokenizer(
         vocab_size=vocab_size,
@@ -115,7 +120,7 @@ def wrap(
         package="tokenizers",
         definition=cache(lambda: _definition(fast, merges)),
         word_rules=lambda: word_rules(fast),
-        read_special_tokens_as_text=lambda: setattr(fast, "encode_special_tokens", True),
+        read_special_tokens_as_text=read_special_tokens_as_text,
     )
 
 
@@ -153,7 +158,7 @@ def _definition(fast: "tokenizers.Tokenizer", merges: Merges | None) -> bytes:
     Not the file's text: `tokenizers` may renumber added tokens.
     """
     text = fast.to_str().encode()
-    if merges:  # `to_str` ends with the merges of the model
+    if merges and text.endswith(b"[]}}"):  # `to_str` ends with the merges of a BPE model
         text = text.removesuffix(b"[]}}") + merges.text + b"}}"
     if not fast.encode_special_tokens:
         return text

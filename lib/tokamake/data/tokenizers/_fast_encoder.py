@@ -68,7 +68,9 @@ def _read(definition: bytes) -> tuple[Json, Vocabulary]:
     first, second = sorted((vocab, merges), key=lambda span: span.start)
     parts = definition[: first.start], definition[first.stop : second.start]
     rest = b"null".join([*parts, definition[second.stop :]])
-    return orjson.loads(rest), Vocabulary(definition[vocab], definition[merges])
+    tokenizer = orjson.loads(rest)
+    check_model(tokenizer["model"])
+    return tokenizer, Vocabulary(definition[vocab], definition[merges])
 
 
 @lru_cache(maxsize=1)  # each thread has an encoder of its own
@@ -80,7 +82,6 @@ def _rules(package: str, definition: bytes) -> _Rules:
         raise Unsupported("it is of another kind")
     tokenizer, vocabulary = _read(definition)
     model, added = tokenizer["model"], tokenizer.get("added_tokens") or []
-    check_model(model)
     check_added(added, vocabulary)
     if model.get("byte_fallback"):
         arguments = sentencepiece_style.json_arguments(tokenizer, vocabulary)

@@ -1,6 +1,6 @@
 """Losses whose gradients enter the backward pass beside the loss of the output.
 
-A pipeline stage needs no losses but its own, and what is computed again counts once.
+So a pipeline stage computes its own losses only, and recomputation does not count a loss twice.
 """
 
 from typing import Any, Protocol

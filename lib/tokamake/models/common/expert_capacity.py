@@ -22,8 +22,10 @@ class ExpertCapacity:
 
     def __init__(self, factor: float, *, num_chosen: int, mesh: Mesh = SINGLE_RANK) -> None:
         """Take the factor of an even share and the experts of a token."""
-        # The decimal number: in binary, 1.1 × 10 is more than 11, and rounded up to 12.
-        self._factor, self._num_chosen = Fraction(str(factor)), num_chosen
+        # The decimal number: in binary, 1.1 × 10 is more than 11, and rounded up to 12. Products
+        # with many digits would not fit int64.
+        self._factor = Fraction(str(factor)).limit_denominator(10**6)
+        self._num_chosen = num_chosen
         self._axis = mesh.context
 
     def kept(self, is_chosen_BLE: Tensor, is_token_BL: Tensor | None) -> Tensor:

@@ -34,7 +34,9 @@ def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
 def _own_keys(architecture: Architecture) -> dict[str, Any]:
     # The hub's files state the number of chosen experts twice.
     chosen = architecture.setting("num_experts_per_tok")
-    return {"head_dim": architecture.head_dim, "experts_per_token": chosen}
+    keys = {"head_dim": architecture.head_dim, "experts_per_token": chosen}
+    # transformers 4 takes a missing key for its default, which stretches positions.
+    return keys if architecture.rope_scaling else {**keys, "rope_scaling": None}
 
 
 HUGGING_FACE = (

@@ -308,8 +308,10 @@ def _routers(layers: Sequence[LayerRouting], *, drops: bool) -> Record:
 
 def _further_losses(losses: Sequence[float]) -> Record:
     """Losses of layers that predict further tokens, without their factor."""
+    if not losses or not all(map(math.isfinite, losses)):  # JSON has no NaN
+        return {}
     of_layers = {f"mtp_loss/{number}": loss for number, loss in enumerate(losses, 1)}
-    return {"mtp_loss": fmean(losses), **of_layers} if losses else {}
+    return {"mtp_loss": fmean(losses), **of_layers}
 
 
 def _dropped_shares(layers: Sequence[LayerRouting]) -> Record:
