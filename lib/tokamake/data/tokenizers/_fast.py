@@ -103,11 +103,6 @@ def wrap(
                 "give another tokenizer"
             ) from None
 
-    def read_special_tokens_as_text() -> None:
-        fast.encode_special_tokens = True
-        if complete.cache_info().currsize:
-            complete().encode_special_tokens = True
-
     return Tokenizer(
         vocab_size=vocab_size,
         has_text=has_text,
@@ -120,8 +115,15 @@ def wrap(
         package="tokenizers",
         definition=cache(lambda: _definition(fast, merges)),
         word_rules=lambda: word_rules(fast),
-        read_special_tokens_as_text=read_special_tokens_as_text,
+        read_special_tokens_as_text=lambda: _read_special_tokens_as_text(fast, complete),
     )
+
+
+def _read_special_tokens_as_text(fast: "tokenizers.Tokenizer", complete: Any) -> None:
+    """Do so from now on, and once merges are loaded; `complete` is cached."""
+    fast.encode_special_tokens = True
+    if complete.cache_info().currsize:
+        complete().encode_special_tokens = True
 
 
 def _prepare(
