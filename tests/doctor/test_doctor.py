@@ -24,7 +24,11 @@ def test_the_command_reports_faults_and_exits_with_1(site: Path) -> None:
     result = run()
     assert result.returncode == 0, result.stdout + result.stderr
     assert "\nok       limits for train: " in result.stdout
+    assert result.stdout.splitlines()[-1].startswith("tokamake prove CONFIG compares")
     assert json.loads((site / "report.json").read_text())["state"] != "wrong"
+    (site / "config").mkdir()
+    (site / "config/config.yaml").touch()
+    assert run().stdout.splitlines()[-1].startswith("tokamake prove config/config.yaml compares")
     (site / "mine.yaml").write_text("account: proj\nqueue: large\n")
     result = run()
     assert result.returncode == 1

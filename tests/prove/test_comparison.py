@@ -17,23 +17,29 @@ from tests.support.composition_axes import (
     KINDS,
     NOT_OF_A_LAYOUT,
     NOT_OF_A_STEP,
+    NUMBERS_OF_UPDATES,
+    OF_SAMPLES,
     OF_TASKS,
     SHAPE,
     SLOW,
     axes,
     learner_axes,
+    objective_axes,
     tasks,
 )
 from tests.support.compositions import Composition, learners
 from tests.support.drawn_compositions import TIMES, Drawing, drawing, learners_of_pairs, together
 from tests.support.grids import cover
 from tests.support.paths import ROOT
+from tests.support.planted_faults import prove_with
 from tests.support.proved_compositions import assert_proved, shrunk
 from tests.support.ranks import spawn
 from tests.support.shared_folders import made_once
 from tests.support.standin_costs import counted
-from tests.support.wrong_factors import FAULTS, prove_with
+from tests.support.wrong_factors import FAULTS
 from tokamake import plugins
+from tokamake.config.objective import SECTIONS as OBJECTIVE_SECTIONS
+from tokamake.config.optimization import OptimizerSettings
 from tokamake.config.training import TrainSettings
 from tokamake.models.common.router_losses import RouterLosses
 from tokamake.prove.comparison import differences
@@ -163,6 +169,12 @@ def test_each_setting_is_an_axis_or_is_named() -> None:
     for section in ("parallel", "router", "mtp", "dropout"):
         fields = TrainSettings.model_fields[section].annotation.model_fields  # type: ignore[union-attr]
         assert {f"{section}.{name}" for name in fields} <= {*axes()}
+    of_optimizers = {axis.removeprefix("optimizer.") for axis in axes() if "optimizer." in axis}
+    assert {*OptimizerSettings.model_fields} == of_optimizers | NUMBERS_OF_UPDATES
+    for objective, section in OBJECTIVE_SECTIONS.items():
+        own = {f"{objective}.{name}" for name in section.model_fields}
+        without = {f"{objective}.{name}" for name in section.without_effect}
+        assert own == {*objective_axes(objective)} | (own & OF_SAMPLES) | without
     for family in plugins.names("models/*/model"):
         settings = plugins.constant("models/*/model", family, "SETTINGS")
         numbers = {name for name, values in settings.items() if not isinstance(values, tuple)}

@@ -47,6 +47,13 @@ FINDINGS: dict[str, list[Composition]] = {
             PIPELINE | {"num_micro_batches": 4},
         )
     ],
+    "recomputed_further_tokens": [
+        composition(SEQUENCE | DATA | MTP | {"recompute_granularity": "full"}, "deepseek_v3")
+    ],
+    "masks_of_routers": [
+        composition(UNEQUAL | layout, "qwen3_moe")
+        for layout in (SEQUENCE | DATA, SEQUENCE | PIPELINE, SEQUENCE | CONTEXT)
+    ],
     "pipeline_with_unequal_labels": [composition(UNEQUAL | PIPELINE | {"num_micro_batches": 4})],
     "pipeline_with_accumulation": [
         composition(PIPELINE | DATA | {"num_micro_batches": 4, "zero_stage": 2})

@@ -77,6 +77,16 @@ def layer_kinds(architecture: Architecture) -> set[tuple[bool, bool]]:
     return {(architecture.rotates(n), architecture.window(n) is not None) for n in layers}
 
 
+def test_batches_grow_as_in_the_run() -> None:
+    layout = parallel(pp=4)
+    for rampup, sizes in ((None, (8, 8)), ((512, 256, 100_000), (8, 16))):
+        run = large("llama3-8b", rampup_batch_size=rampup, micro_batch_size=1, **layout)
+        tiny = miniature(run, 8, precision="fp32")
+        check_run(tiny, index=None, world_size=8, device=torch.device("cpu"))
+        batches = tiny.train.batch_sizes
+        assert (batches.at(0), batches.at(batches.samples(1))) == sizes, rampup
+
+
 def test_a_model_without_kv_groups_keeps_its_kind() -> None:
     for model, tensor in (("llama2-70b", 8), ("starcoder-15b", 4), ("llama2-7b", 4)):
         run = large(model, **parallel(tp=tensor))

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.layouts import parallel
+from tests.support.planted_faults import plant
 from tests.support.runs import make_run, prepare
-from tests.support.wrong_factors import FAULTS, plant
+from tests.support.wrong_factors import FAULTS
 from tokamake.cli import make_app
 from tokamake.errors import UserError
 from tokamake.parallel import collectives

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin
 
 from tokamake import plugins
 from tokamake.config.finetune import FOLDER, TRAIN_SETTINGS, FinetuneTask
+from tokamake.config.objective import SECTIONS as OBJECTIVE_SECTIONS
 from tokamake.config.parallel import INTERLEAVED, ParallelSettings
 from tokamake.config.rope_scaling import SCALING
 from tokamake.config.train_fields import TrainFields
@@ -44,6 +45,7 @@ SIZES: Axes = {
     "dropout.attention": (0.0, 0.1),
     "dropout.embedding": (0.0, 0.1),
     "optimizer.weight_decay": (0.1, 0.0),
+    "optimizer.hessian_interval": (10, 1),
     "router.balance_coefficient": (0.5, 0.0),
     "router.z_coefficient": (0.1, 0.0),
     "router.bias_update_rate": (0.001, 0.0),
@@ -75,6 +77,13 @@ NOT_OF_A_LAYOUT = {
     *("relative_attention_max_distance", "rope_scaling"),
 }
 """Numbers of families that each token has alike on every rank; `rope_type` draws the scaling."""
+NUMBERS_OF_UPDATES = {
+    *("learning_rate", "beta1", "beta2", "epsilon", "momentum", "rho", "newton_schulz_steps"),
+    *("matrix_learning_rate_ratio", "beta2_decay", "epsilon2", "clip_threshold"),
+    *("weight_decay_schedule", "start_weight_decay", "end_weight_decay"),
+}
+"""Settings of optimizers that each element of a parameter, or the whole, has alike on every rank;
+the published values are used."""
 SLOW = {"compile", "offload_optimizer", "offload_param"}
 """Settings that take seconds each, or need DeepSpeed's compiled kernels: tests of their own have
 them."""
@@ -92,6 +101,9 @@ EFFECTS: dict[str, Axes] = {
     "recompute_num_layers": {"recompute_granularity": ("none", "selective")},
     "mtp.loss_scaling_factor": {"architecture.num_nextn_predict_layers": (0,)},
     "static_loss_scale": {"precision": ("fp32", "bf16")},
+    "optimizer.hessian_interval": {
+        "optimizer.name": (*({*plugins.names("optim")} - {"sophia_g"}),)
+    },
 }
 """Other axes, and values of them: if each of these axes has one of them, an axis has no effect."""
 TOGETHER: dict[tuple[str, Any], Values] = {
@@ -230,6 +242,18 @@ SHAPE = {
 }
 SECTIONS: dict[str, Values] = {"ict": {"topk": 1}, "retro": {"chunk_length": 4}}
 """Sections of `train` that an objective needs in addition."""
+OF_OBJECTIVES: dict[str, Axes] = {
+    "retro": {"neighbors": (2, 1), "retrieved_chunks": (2, 1)},
+}
+"""Values of numbers of an objective's section."""
+OF_SAMPLES = {
+    *("ict.titles", "ict.text", "ict.query_in_block_probability", "ict.one_sentence_documents"),
+    *("retro.embedder", "retro.embedder_tokenizer", "retro.num_found", "retro.num_kept"),
+    *("retro.factory", "retro.train_vectors", "retro.nprobe", "retro.ef_search"),
+    "retro.chunk_length",
+}
+"""Settings of objectives that decide which samples a step has; the length of chunks follows from
+the model."""
 TASK_SETTINGS: dict[str, Values] = {"labeled_text": {"labels": ["no", "yes"]}}
 """Settings that a task needs."""
 
@@ -242,6 +266,18 @@ def tasks() -> tuple[str, ...]:
         task = FinetuneTask(name=name, **TASK_SETTINGS.get(name, {}))
         kinds.setdefault((task.objective, task.head), name)
     return (*kinds.values(),)
+
+
+def objective_axes(objective: str) -> Axes:
+    """Values of the settings of an objective's section that decide a step."""
+    if objective not in OBJECTIVE_SECTIONS:
+        return {}
+    found: Axes = {}
+    for name, field in OBJECTIVE_SECTIONS[objective].model_fields.items():
+        values = OF_OBJECTIVES.get(objective, {}).get(name) or choices(field.annotation)
+        if values and f"{objective}.{name}" not in OF_SAMPLES:
+            found[f"{objective}.{name}"] = values
+    return found
 
 
 @cache
@@ -265,6 +301,7 @@ def learner_axes(family: str, objective: str) -> Axes:
     if "rotary" not in own.get("position_embedding", ()):
         without.add("rope_type")
     of_step = {axis: v for axis, v in of_step.items() if axis not in without}
+    of_step |= objective_axes(objective)
     if objective in tasks():
         sizes = ("data_parallel_size", "num_micro_batches", "layers_of_stage")
         known = {*TRAIN_SETTINGS, *sizes, "static_loss_scale", "rope_type", "architecture"}

@@ -129,7 +129,8 @@ class Composition(NamedTuple):
             return run
         train["objective"] = self.objective
         if self.objective in SECTIONS:
-            train[self.objective] = SECTIONS[self.objective]
+            own = train.get(self.objective, {})
+            train[self.objective] = SECTIONS[self.objective] | own
         run = Run.model_validate({**self._names, "architecture": shape, "train": train})
         check_run(run, index=None, world_size=self.world_size, device=device)
         return run
@@ -151,6 +152,8 @@ class Composition(NamedTuple):
         train["optimizer"] |= {"learning_rate": 0.01}
         if "epsilon" in plugins.constant("optim", train["optimizer"]["name"], "SETTINGS"):
             train["optimizer"]["epsilon"] = 1e-3
+        if not self.has_effect("optimizer.hessian_interval"):
+            del train["optimizer"]["hessian_interval"]
         if optimizer_facts(train["optimizer"]["name"]).averages_weights:
             train["schedule"] = {"name": "constant"}
         is_static = train.pop("static_loss_scale")

@@ -1,6 +1,7 @@
 """Stage `doctor`: check that a run can work here before it uses compute time."""
 
 import os
+import shlex
 import socket
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -54,7 +55,9 @@ def doctor(
     if _print_report(results, output):
         raise SystemExit(1)
     if name:
-        print("tokamake prove CONFIG compares the gradients of a run's layout with one process")
+        config = directory / "config/config.yaml"
+        named = shlex.quote(str(config)) if config.exists() else "CONFIG"
+        print(f"tokamake prove {named} compares the gradients of a run's layout with one process")
 
 
 def _checks(name: str, directory: Path, *, data: Iterable[Path]) -> "list[Check]":

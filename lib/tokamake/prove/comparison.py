@@ -50,10 +50,11 @@ TOLERANCES = {
 """By the precision of a run."""
 _AFTER_UPDATES = {
     "fp32": Tolerance(1e-3, 1e-2, 1e-3),
-    "bf16": Tolerance(5e-2, 5e-1, 5e-1),
-    "fp16": Tolerance(2e-2, 2e-1, 3e-1),
+    "bf16": Tolerance(0.2, 0.8, 0.5),
+    "fp16": Tolerance(5e-2, 0.2, 0.3),
 }
-"""After the first update: its gradients were rounded, so values of later steps differ by more."""
+"""After the first update: its gradients were rounded, so values of later steps differ by more. In
+bf16, norms of gradients of right layouts differed by 11 %, and a gradient by 55 %."""
 _KINK = 0.5
 """Largest difference of gradients and updates after the first update in models with ReLU. Its
 derivative jumps: rounding decides about inputs near 0, and one token may have most of a tensor's
@@ -62,7 +63,7 @@ _KINK_IN_NUMBERS = 0.2
 """Largest difference of losses and norms there, in 16 bits."""
 _AFTER_JUMPS = {
     "fp32": Tolerance(1e-2, 0.5, math.inf),
-    "bf16": Tolerance(5e-2, math.inf, math.inf),
+    "bf16": Tolerance(0.2, math.inf, math.inf),
     "fp16": Tolerance(5e-2, math.inf, math.inf),
 }
 """Once weights differ as in `_JUMPS`."""
@@ -213,7 +214,7 @@ class _Comparison:
         if "relu" not in activations:
             return tolerance
         numbers = tolerance.numbers if precision_of(self._run) == "fp32" else _KINK_IN_NUMBERS
-        return Tolerance(numbers, gradients=_KINK, updates=_KINK)
+        return Tolerance(numbers, gradients=max(_KINK, tolerance.gradients), updates=_KINK)
 
     def _are_jumps(
         self, found: Iterable["_Difference"], expected: Tensors, *, old: Tensors

@@ -73,6 +73,10 @@ def miniature(run: Run, world_size: int, *, precision: str) -> Run:
     data = parallel.data_parallel_size(world_size)
     accumulates = train.global_batch_size > train.micro_batch_size * data
     num_batches = max(parallel.pipeline_parallel_size, 2 if accumulates else 1)
+    rampup = None
+    if train.rampup_batch_size:  # the first step has half of the micro batches of the second
+        rampup = (micro * data * num_batches,) * 3
+        num_batches *= 2
     architecture = _tiny_model(run.architecture, parallel)
     length = _length(architecture, parallel)
     changed: dict[str, Any] = {
@@ -80,7 +84,7 @@ def miniature(run: Run, world_size: int, *, precision: str) -> Run:
         "precision": precision,
         "micro_batch_size": micro,
         "global_batch_size": micro * data * num_batches,
-        "rampup_batch_size": None,
+        "rampup_batch_size": rampup,
         "sequence_length": length,
         "train_steps": 8,
         "finetune": None,

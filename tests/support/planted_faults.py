@@ -1,0 +1,66 @@
+"""Faults that are planted in the code that divides a step among ranks, and what shows them."""
+
+import inspect
+import textwrap
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from tests.support.composition_axes import Values
+from tests.support.compositions import Composition
+from tests.support.proved_compositions import prove_all
+
+
+def composition(
+    world_size: int, values: Values, family: str = "llama", objective: str = "causal"
+) -> Composition:
+    single = Composition(family, objective, values, 3)
+    size = world_size // single.world_size
+    return single._replace(values=values | {"data_parallel_size": size})
+
+
+TENSOR = {"parallel.tensor_parallel_size": 2}
+SEQUENCE = TENSOR | {"parallel.sequence_parallel": True}
+CONTEXT = {"parallel.context_parallel_size": 2}
+ULYSSES = CONTEXT | {"parallel.context_parallel_method": "ulysses"}
+PIPELINE = {"parallel.pipeline_parallel_size": 2}
+EXPERTS = {"parallel.expert_parallel_size": 2, "architecture.num_experts": 4}
+TIED = {"architecture.tie_word_embeddings": True}
+SHARDED = {"zero_stage": 2}
+MASKED = {"eod_mask_loss": True}
+DEEPSPEED = {"backend": "deepspeed"}
+FURTHER = {"architecture.num_nextn_predict_layers": 1}
+
+
+class Fault(NamedTuple):
+    """A change of a function's source, and a composition that shows it."""
+
+    function: Callable[..., Any]
+    right: str
+    wrong: str
+    shown_by: Composition
+
+
+def plant(fault: Fault) -> None:
+    """Change the function in this process, wherever it is imported.
+
+    The new code replaces the old function's code, since other modules hold the function itself.
+    """
+    source = textwrap.dedent(inspect.getsource(fault.function))
+    assert source.count(fault.right) == 1, f"{fault.right!r} in {fault.function.__qualname__}"
+    changed = source.replace(fault.right, fault.wrong)
+    changed = changed.removeprefix("@staticmethod\n").removeprefix("@once_differentiable\n")
+    function = inspect.unwrap(fault.function)
+    cells = function.__code__.co_freevars
+    # A function that uses `super` or `self.__class__` has a cell for its class.
+    around = f"def around({', '.join(cells)}):\n{textwrap.indent(changed, '    ')}\n"
+    around += f"    return {function.__name__}\n"
+    namespace: dict[str, Any] = {}
+    exec(around, function.__globals__, namespace)
+    made = inspect.unwrap(namespace["around"](*cells))
+    function.__code__ = made.__code__
+
+
+def prove_with(fault: Fault) -> list[list[str]]:
+    """Prove the fault's composition on these ranks with the fault in place."""
+    plant(fault)
+    return prove_all([fault.shown_by])
