@@ -208,6 +208,51 @@ def test_a_new_family_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             function.cache_clear()
 
 
+@pytest.mark.ranks
+@pytest.mark.grid
+def test_rounding_in_16_bits_is_no_error() -> None:
+    """Lion turns small gradients into whole steps; a token chooses another expert."""
+    tensor = {"parallel.tensor_parallel_size": 2, "parallel.sequence_parallel": True}
+    masked = {"eod_mask_loss": True, "reset_attention_mask": True, "reset_position_ids": True}
+    grows = {"num_micro_batches": 4, "rampup_batch_size": "grows", "micro_batch_size": 3}
+    signs = {
+        **tensor,
+        **masked,
+        **grows,
+        "parallel.context_parallel_size": 2,
+        "parallel.tensor_parallel_size": 4,
+        "layers_of_stage": 2,
+        "zero_stage": 1,
+        "architecture.num_key_value_heads": 1,
+        "recompute_granularity": "selective",
+        "precision": "bf16",
+        "rope_type": "linear",
+        "gradient_clipping": 0.0,
+    }
+    choices = {
+        **tensor,
+        **masked,
+        **grows,
+        "micro_batch_size": 2,
+        "parallel.pipeline_parallel_size": 2,
+        "parallel.pipeline_layers": "uneven",
+        "architecture.num_experts_per_tok": 1,
+        "architecture.head_dim": 16,
+        "architecture.sliding_window": 5,
+        "dropout.attention": 0.1,
+        "dropout.embedding": 0.1,
+        "optimizer.name": "muon",
+        "precision": "fp16",
+    }
+    assert_proved(
+        [
+            Composition("olmo2", "causal", signs | {"optimizer.name": "lion"}, 8748),
+            Composition("olmo2", "causal", signs, 2),
+            Composition("mixtral", "causal", choices, 5012),
+        ]
+    )
+
+
 ALWAYS_FOUND = [
     number
     for number, each in enumerate(FAULTS)
