@@ -28,7 +28,8 @@ from tests.support.composition_axes import (
     tasks,
 )
 from tokamake import plugins
-from tokamake.config.architecture import Architecture, objectives
+from tokamake.config.architecture import Architecture
+from tokamake.config.families import objectives
 from tokamake.config.finetune import FinetuneSettings, FinetuneTask
 from tokamake.config.optimization import optimizer_facts
 from tokamake.config.resolved_run import Run

@@ -5,7 +5,6 @@ and choices, beside the fields of all families. Other fields are refused unless 
 default: files of earlier versions state all fields.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -17,41 +16,26 @@ from pydantic import (
 )
 
 from tokamake import plugins
+from tokamake.config.families import (
+    FAMILIES,
+    SEVERAL_STACKS,
+    default_setting,
+    family_settings,
+    objectives,
+    stacks,
+    wrapped_family,
+)
 from tokamake.config.fields import Settings, plug_in
 from tokamake.config.latent_attention import check_latent_attention, latent_head_dim
 from tokamake.config.layer_intervals import is_nth
 from tokamake.config.mixture_of_experts import check_experts
-from tokamake.config.objective import objectives_of
-from tokamake.config.rope_scaling import Positive, RopeScaling
+from tokamake.config.retrieval_layers import check_retrieval_layers, retrieval_layers
+from tokamake.config.rope_scaling import Positive, RopeScaling, check_rotary_positions
 from tokamake.config_files import unknown_key
 from tokamake.errors import divisor
 
-FAMILIES = "models/*/model"
-"""Folders of the families, as plug-ins."""
-RETRIEVAL_SETTINGS = (
-    *("chunk_length", "first_retrieval_layer", "retrieval_interval", "num_encoder_layers"),
-)
-"""Settings of a `retro` that are counts."""
 _FOLLOW = ("head_dim", "intermediate_size", "num_key_value_heads")
 """Fields that follow from other fields if they are empty."""
-
-
-def objectives(family: str) -> tuple[str, ...]:
-    """Objectives that a family learns: they need its stacks of layers."""
-    return objectives_of(_stacks(family))
-
-
-def _stacks(family: str) -> str:
-    """Stacks of layers of a family: decoder, encoder, encoder_decoder or biencoder."""
-    return str(plugins.constant(FAMILIES, family, "STACKS", default="decoder"))
-
-
-_SEVERAL_STACKS = {
-    "encoder_decoder": "an encoder and a decoder",
-    "biencoder": "two towers",
-    "retro": "a decoder and an encoder of neighbors",
-}
-"""Families with several stacks of layers, in words."""
 
 
 class Architecture(Settings):
@@ -125,7 +109,7 @@ class Architecture(Settings):
         }
         hidden = stated.get("hidden_size")
         rule: tuple[int, ...] = plugins.constant(
-            FAMILIES, _wrapped(family, values) or family, "INTERMEDIATE_SIZE", default=()
+            FAMILIES, wrapped_family(family, values) or family, "INTERMEDIATE_SIZE", default=()
         )
         if rule and isinstance(hidden, int):
             factor, divisor, multiple = rule
@@ -133,7 +117,7 @@ class Architecture(Settings):
             stated.setdefault("intermediate_size", width)
         if "num_attention_heads" in stated:
             stated.setdefault("num_key_value_heads", stated["num_attention_heads"])
-        filled = {name: _default(choices) for name, choices in settings.items()} | stated
+        filled = {name: default_setting(choices) for name, choices in settings.items()} | stated
         if "qk_nope_head_dim" in filled:
             filled.setdefault("head_dim", latent_head_dim(filled))
         return filled
@@ -168,25 +152,6 @@ class Architecture(Settings):
         return self
 
     @model_validator(mode="after")
-    def _with_retrieval_layers(self) -> "Architecture":
-        own = self.model_extra or {}
-        if _stacks(self.family) != "retro" or not all(
-            isinstance(own.get(name), int) for name in RETRIEVAL_SETTINGS
-        ):
-            return self  # the types are checked below
-        for name in RETRIEVAL_SETTINGS:
-            if own[name] < (least := 0 if name == "first_retrieval_layer" else 1):
-                raise ValueError(f"{name}: {own[name]}: too small; give {least} or more")
-        if not self.retrieval_layers:
-            raise ValueError(
-                f"first_retrieval_layer: {own['first_retrieval_layer']}: none of the "
-                f"{self.num_hidden_layers} layers would attend to neighbors: Retro's first one is "
-                f"layer {published_retrieval_layer(self.num_hidden_layers)}; give 1 to "
-                f"{self.num_hidden_layers}"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _known_to_family(self) -> "Architecture":
         settings = family_settings(self.family, self.model_extra or {})
         for name, choices in settings.items():
@@ -194,7 +159,7 @@ class Architecture(Settings):
             if isinstance(choices, tuple) and value not in choices:
                 listed = " or ".join(map(str, choices))
                 raise ValueError(f"{name}: {value!r}: {self.family} has {listed} only")
-            default = _default(choices)
+            default = default_setting(choices)
             is_own = name in (self.model_extra or {}) and default is not None
             if is_own and type(value) is not type(default):
                 kind = type(default).__name__
@@ -208,6 +173,8 @@ class Architecture(Settings):
     @model_validator(mode="after")
     def _fitting_parts(self) -> "Architecture":
         own = self.model_extra or {}
+        if self.has_neighbors:
+            check_retrieval_layers(own, self.num_hidden_layers)
         if self.has_routers:
             check_experts(own, num_layers=self.num_hidden_layers)
         if "kv_lora_rank" in own:
@@ -217,21 +184,10 @@ class Architecture(Settings):
     @model_validator(mode="after")
     def _positions(self) -> "Architecture":
         if self.position_embedding == "rotary":
-            if self.head_dim % 2:
-                raise ValueError(f"head_dim {self.head_dim} is odd; rotary needs pairs")
-            share, width = self._optional("partial_rotary_factor", 1.0), self.rotary_width
-            if not 2 <= width <= self.head_dim or width % 2:
-                raise ValueError(
-                    f"partial_rotary_factor: {share}: {width} numbers of heads of width "
-                    f"{self.head_dim} would rotate; give a share that rotates an even number"
-                )
-            for name in ("short_factor", "long_factor"):
-                factors = getattr(self.rope_scaling, name, None)
-                if factors is not None and len(factors) != width // 2:
-                    raise ValueError(
-                        f"rope_scaling.{name}: {len(factors)} numbers: heads have {width // 2} "
-                        "frequencies; give as many numbers"
-                    )
+            share = self._optional("partial_rotary_factor", 1.0)
+            check_rotary_positions(
+                self.rope_scaling, head_dim=self.head_dim, share=share, width=self.rotary_width
+            )
         elif self.rope_theta != 10000.0 or self.rope_scaling is not None:
             raise ValueError(
                 "rope_theta and rope_scaling belong to position_embedding rotary, not "
@@ -281,9 +237,7 @@ class Architecture(Settings):
     @property
     def retrieval_layers(self) -> range:
         """Indices of the layers of a `retro` that attend to neighbors."""
-        number = self.num_hidden_layers
-        first = self.setting("first_retrieval_layer") or published_retrieval_layer(number)
-        return range(first - 1, number, self.setting("retrieval_interval"))
+        return retrieval_layers(self.model_extra or {}, self.num_hidden_layers)
 
     @property
     def query_size(self) -> int:
@@ -362,27 +316,27 @@ class Architecture(Settings):
     @property
     def is_causal(self) -> bool:
         """Whether the family predicts the next token, as text is generated; encoders do not."""
-        return _stacks(self.family) in ("decoder", "retro")
+        return stacks(self.family) in ("decoder", "retro")
 
     @property
     def has_decoder(self) -> bool:
         """Whether the family has two stacks of layers: an encoder, and a decoder that sees it."""
-        return _stacks(self.family) == "encoder_decoder"
+        return stacks(self.family) == "encoder_decoder"
 
     @property
     def has_towers(self) -> bool:
         """Whether the family embeds two kinds of texts, queries and blocks; it has no logits."""
-        return _stacks(self.family) == "biencoder"
+        return stacks(self.family) == "biencoder"
 
     @property
     def has_neighbors(self) -> bool:
         """Whether the family's decoder attends to neighbors, which an encoder reads."""
-        return _stacks(self.family) == "retro"
+        return stacks(self.family) == "retro"
 
     @property
     def several_stacks(self) -> str:
         """Stacks of layers in words, if there are several, which pipelines do not divide."""
-        return _SEVERAL_STACKS.get(_stacks(self.family), "")
+        return SEVERAL_STACKS.get(stacks(self.family), "")
 
     @property
     def has_routers(self) -> bool:
@@ -444,32 +398,3 @@ _OF_ALL_FAMILIES = {
     "initializer_range",
 }
 """Fields that no family lists in its SETTINGS."""
-
-
-def family_settings(family: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields that a family knows: a tuple of choices, the default first, or a default alone.
-
-    A family that wraps another one also knows the fields of the other one.
-    """
-    settings: dict[str, Any] = plugins.constant(FAMILIES, family, "SETTINGS")
-    if wrapped := _wrapped(family, values):
-        return {**plugins.constant(FAMILIES, wrapped, "SETTINGS"), **settings}
-    return settings
-
-
-def _wrapped(family: str, values: Mapping[str, Any]) -> str:
-    """Family that a family wraps: the value of the setting that its `WRAPS` names; empty: none."""
-    name: str = plugins.constant(FAMILIES, family, "WRAPS", default="")
-    if not name:
-        return ""
-    choices: tuple[str, ...] = plugins.constant(FAMILIES, family, "SETTINGS")[name]
-    return values[name] if values.get(name) in choices else choices[0]
-
-
-def published_retrieval_layer(num_layers: int) -> int:
-    """First layer of a `retro` that attends to neighbors, as Megatron counts, from 1 on."""
-    return 6 if num_layers <= 15 else 9
-
-
-def _default(choices: Any) -> Any:
-    return choices[0] if isinstance(choices, tuple) else choices

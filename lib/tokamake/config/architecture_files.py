@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tokamake import plugins
-from tokamake.config.architecture import FAMILIES, Architecture
+from tokamake.config.architecture import Architecture
+from tokamake.config.families import FAMILIES
 from tokamake.config_files import parse_yaml, read_yaml, unknown_key, validate
 
 _SETTINGS_FOLLOW = r":(?=\w+=)"

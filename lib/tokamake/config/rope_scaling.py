@@ -85,3 +85,27 @@ class RopeScaling(Settings):
         ):
             raise ValueError("high_freq_factor is not greater than low_freq_factor")
         return self
+
+
+def check_rotary_positions(
+    scaling: RopeScaling | None, *, head_dim: int, share: float, width: int
+) -> None:
+    """Raise ValueError unless heads have pairs to rotate, and factors for each of them.
+
+    Args:
+        share: share of a head's width that rotates, which gives the `width`.
+    """
+    if head_dim % 2:
+        raise ValueError(f"head_dim {head_dim} is odd; rotary needs pairs")
+    if not 2 <= width <= head_dim or width % 2:
+        raise ValueError(
+            f"partial_rotary_factor: {share}: {width} numbers of heads of width {head_dim} would "
+            "rotate; give a share that rotates an even number"
+        )
+    for name in ("short_factor", "long_factor"):
+        factors = getattr(scaling, name, None)
+        if factors is not None and len(factors) != width // 2:
+            raise ValueError(
+                f"rope_scaling.{name}: {len(factors)} numbers: heads have {width // 2} "
+                "frequencies; give as many numbers"
+            )

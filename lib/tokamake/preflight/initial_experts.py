@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from tokamake import plugins
-from tokamake.config.architecture import FAMILIES, Architecture
+from tokamake.config.architecture import Architecture
+from tokamake.config.families import FAMILIES
 from tokamake.errors import UserError, divisor
 
 _OF_EXPERTS = {

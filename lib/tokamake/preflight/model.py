@@ -1,15 +1,13 @@
 """The model against the settings of a run: facts are the config and the model's architecture."""
 
 from tokamake import plugins
-from tokamake.config.architecture import Architecture, objectives
+from tokamake.config.architecture import Architecture
+from tokamake.config.families import FAMILIES, objectives
 from tokamake.config.objective import objective_data
 from tokamake.config.parallel import SPLIT_BACKWARD
 from tokamake.config.train_sections import MTPSettings, RouterSettings
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
-
-FAMILIES = "models/*/model"
-"""Kind of the plug-ins that are model families."""
 
 
 def check_objective(train: TrainSettings, architecture: Architecture) -> None:

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from tokamake import plugins
-from tokamake.config.architecture import FAMILIES, Architecture
+from tokamake.config.architecture import Architecture
+from tokamake.config.families import FAMILIES
 from tokamake.config.layer_intervals import interval_of
 from tokamake.models.common.megatron_format import unsupported
 

@@ -6,7 +6,8 @@ transformers has no such model type. Folders of Hugging Face's format have our t
 import re
 
 from tokamake import plugins
-from tokamake.config.architecture import RETRIEVAL_SETTINGS, Architecture
+from tokamake.config.architecture import Architecture
+from tokamake.config.retrieval_layers import RETRIEVAL_SETTINGS
 from tokamake.models.common import tensor_shapes
 from tokamake.models.common.hf_format import HFFormat, same_keys
 

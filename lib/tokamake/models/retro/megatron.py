@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tokamake import plugins
-from tokamake.config.architecture import Architecture, published_retrieval_layer
+from tokamake.config.architecture import Architecture
+from tokamake.config.retrieval_layers import published_retrieval_layer
 from tokamake.errors import UserError
 from tokamake.models.common.megatron_format import (
     ATTENTION,
