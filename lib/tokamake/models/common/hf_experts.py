@@ -1,10 +1,10 @@
-"""Keys of config.json that model types with shared experts have, and their values."""
+"""Model types of transformers with experts: the fields and keys that several have in common."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from tokamake.config.architecture import Architecture
-from tokamake.models.common.hf_format import GATED_KEYS, same_keys
+from tokamake.models.common.hf_format import EXPERT_NAMES, GATED_KEYS, HFFormat, same_keys
 
 KEYS = {
     **{name: keys for name, keys in GATED_KEYS.items() if name != "head_dim"},
@@ -21,8 +21,47 @@ LATENT_KEYS = {
     **same_keys("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
 }
 """The same for types with latent attention."""
+LATENT_DEFAULTS = {
+    "attention_bias": False,
+    "rms_norm_eps": 1e-6,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+"""`HFFormat.defaults` of types with latent attention."""
 MTP_KEYS = same_keys("num_nextn_predict_layers")
 """Key of types with layers that predict further tokens; transformers takes a missing one for 1."""
+
+
+def expert_format(
+    model_type: str,
+    class_name: str,
+    *,
+    defaults: Mapping[str, Any],
+    implied: Mapping[str, Any] | None = None,
+    **differences: Any,
+) -> HFFormat:
+    """A type with RMSNorms and experts; `differences` are other fields of `HFFormat`."""
+    return HFFormat(
+        model_type=model_type,
+        class_name=class_name,
+        defaults={
+            "hidden_act": "silu",
+            "tie_word_embeddings": False,
+            "initializer_range": 0.02,
+            **defaults,
+        },
+        implied={"position_embedding": "rotary", **(implied or {})},
+        dropout={"attention_dropout": "attention"},
+        **{"names": EXPERT_NAMES, **differences},
+    )
+
+
+def expert_keys(*names: str, number: str = "num_experts") -> dict[str, tuple[str, ...]]:
+    """`HFFormat.keys` of types without shared experts; `number`: key of the number of experts."""
+    other = {"num_experts": "num_local_experts", "num_local_experts": "num_experts"}[number]
+    return GATED_KEYS | same_keys(*names) | {"num_experts": (number, other)}
 
 
 def with_floats(values: Mapping[str, Any]) -> dict[str, Any]:

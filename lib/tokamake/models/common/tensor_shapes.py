@@ -41,6 +41,14 @@ class LayerForm(NamedTuple):
 _USUAL = LayerForm()
 
 
+def all_head_norms(architecture: Architecture) -> Shapes:
+    """Shapes of one norm over all query heads, and one over all key heads."""
+    return {
+        "self_attn.q_norm.weight": (architecture.query_size,),
+        "self_attn.k_norm.weight": (architecture.key_value_size,),
+    }
+
+
 def shapes(
     architecture: Architecture,
     *,
@@ -200,18 +208,19 @@ def latent_attention(architecture: Architecture) -> Shapes:
     return tensors | with_bias("self_attn.o_proj", output, has_bias=has_bias)
 
 
-def expert_mlp(architecture: Architecture, *, balanced: bool = False) -> Shapes:
-    """Shapes of a router and its experts: stacks of matrices, (experts, outputs, inputs).
+def expert_shapes(architecture: Architecture, *, form: LayerForm = _USUAL) -> Shapes:
+    """`shapes` of a family with RMSNorms and mixtures of experts."""
+    return shapes(architecture, gated=True, biased_norms=False, form=form, of_mlp=_experts)
 
-    Args:
-        balanced: whether the router has a bias that balances the experts.
-    """
+
+def _experts(architecture: Architecture) -> Shapes:
+    """Shapes of a router and its experts: stacks of matrices, (experts, outputs, inputs)."""
     hidden, inner = architecture.hidden_size, architecture.expert_size
     number = architecture.setting("num_experts")
     shared = (architecture.model_extra or {}).get("n_shared_experts", 0) * inner
     has_bias = architecture.mlp_bias
     tensors = with_bias("mlp.gate", (number, hidden), has_bias=has_bias)
-    tensors |= {f"mlp.gate.{ROUTER_BIAS}": (number,)} if balanced else {}
+    tensors |= {f"mlp.gate.{ROUTER_BIAS}": (number,)} if architecture.has_router_biases else {}
     for each, rows, columns in (
         ("gate", inner, hidden),
         ("up", inner, hidden),

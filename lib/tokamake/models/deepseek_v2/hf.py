@@ -6,15 +6,17 @@ from typing import Any
 
 from tokamake.config.architecture import Architecture
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_experts import LATENT_KEYS, latent_fields, latent_keys
-from tokamake.models.common.hf_format import EXPERT_NAMES, HFFormat
+from tokamake.models.common.hf_experts import (
+    LATENT_DEFAULTS,
+    LATENT_KEYS,
+    expert_format,
+    latent_fields,
+    latent_keys,
+)
 
 shapes = partial(
-    tensor_shapes.shapes,
-    gated=True,
-    biased_norms=False,
+    tensor_shapes.expert_shapes,
     form=tensor_shapes.LayerForm(attention=tensor_shapes.latent_attention),
-    of_mlp=tensor_shapes.expert_mlp,
 )
 
 _GREEDY, _BY_GROUP = "greedy", "group_limited_greedy"
@@ -36,26 +38,18 @@ def _keys(architecture: Architecture) -> dict[str, Any]:
 _CHOICE = {"scoring_func": "softmax", "moe_layer_freq": 1, "norm_topk_prob": False}
 
 HUGGING_FACE = (
-    HFFormat(
-        model_type="deepseek_v2",
-        class_name="DeepseekV2ForCausalLM",
+    expert_format(
+        "deepseek_v2",
+        "DeepseekV2ForCausalLM",
         keys={name: keys for name, keys in LATENT_KEYS.items() if name != "norm_topk_prob"},
         defaults={
+            **LATENT_DEFAULTS,
             "vocab_size": 102400,
             "hidden_size": 4096,
             "intermediate_size": 11008,
             "num_hidden_layers": 32,
             "num_attention_heads": 32,
             "max_position_embeddings": 2048,
-            "hidden_act": "silu",
-            "attention_bias": False,
-            "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": False,
-            "initializer_range": 0.02,
-            "kv_lora_rank": 512,
-            "qk_nope_head_dim": 128,
-            "qk_rope_head_dim": 64,
-            "v_head_dim": 128,
             "moe_intermediate_size": 1407,
             "num_experts": 64,
             "n_shared_experts": 2,
@@ -64,8 +58,6 @@ HUGGING_FACE = (
             "topk_group": 1,
             "routed_scaling_factor": 1.0,
         },
-        implied={"position_embedding": "rotary"},
-        dropout={"attention_dropout": "attention"},
         supported={
             **{key: (value, None) for key, value in _CHOICE.items()},
             "mlp_bias": (False,),
@@ -74,6 +66,5 @@ HUGGING_FACE = (
         constants=_CHOICE | {"mlp_bias": False},
         extra_fields=_fields,
         extra_keys=_keys,
-        names=EXPERT_NAMES,
     ),
 )

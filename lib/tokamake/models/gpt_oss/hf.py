@@ -1,18 +1,16 @@
 """How a `gpt_oss` is stored: its tensors, and transformers' model type gpt_oss."""
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from tokamake.config.architecture import Architecture
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_format import GATED_KEYS, HFFormat, same_keys
+from tokamake.models.common.hf_experts import expert_format, expert_keys
 from tokamake.models.common.hf_windows import Windows
 
-shapes = partial(
-    tensor_shapes.shapes, gated=True, biased_norms=False, of_mlp=tensor_shapes.expert_mlp
-)
+shapes = tensor_shapes.expert_shapes
 
+_OWN = ("attention_bias", "swiglu_alpha", "swiglu_limit")
 _SCALING = {
     "rope_type": "yarn",
     "factor": 32.0,
@@ -40,13 +38,11 @@ def _own_keys(architecture: Architecture) -> dict[str, Any]:
 
 
 HUGGING_FACE = (
-    HFFormat(
-        model_type="gpt_oss",
-        class_name="GptOssForCausalLM",
+    expert_format(
+        "gpt_oss",
+        "GptOssForCausalLM",
         keys={
-            **GATED_KEYS,
-            **same_keys("attention_bias", "swiglu_alpha", "swiglu_limit"),
-            "num_experts": ("num_local_experts", "num_experts"),
+            **expert_keys(*_OWN, number="num_local_experts"),
             "num_experts_per_tok": ("num_experts_per_tok", "experts_per_token"),
         },
         defaults={
@@ -59,23 +55,18 @@ HUGGING_FACE = (
             "head_dim": 64,
             "max_position_embeddings": 131072,
             "rope_theta": 150000.0,
-            "hidden_act": "silu",
             "attention_bias": True,
             "rms_norm_eps": 1e-5,
-            "tie_word_embeddings": False,
-            "initializer_range": 0.02,
             "swiglu_alpha": 1.702,
             "swiglu_limit": 7.0,
             "num_experts": 128,
             "num_experts_per_tok": 4,
         },
         implied={
-            "position_embedding": "rotary",
             "attention_sinks": True,
             "mlp_bias": True,
             "norm_topk_prob": True,
         },
-        dropout={"attention_dropout": "attention"},
         windows=Windows(128, interval=2),
         extra_fields=_fields,
         extra_keys=_own_keys,

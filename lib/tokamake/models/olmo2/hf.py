@@ -2,23 +2,14 @@
 
 from functools import partial
 
-from tokamake.config.architecture import Architecture
 from tokamake.models.common import tensor_shapes
 from tokamake.models.common.hf_format import GATED_KEYS, HFFormat, same_keys
-
-
-def _head_norms(architecture: Architecture) -> tensor_shapes.Shapes:
-    return {
-        "self_attn.q_norm.weight": (architecture.query_size,),
-        "self_attn.k_norm.weight": (architecture.key_value_size,),
-    }
-
 
 shapes = partial(
     tensor_shapes.shapes,
     gated=True,
     biased_norms=False,
-    form=tensor_shapes.LayerForm(norms="after", of_attention=_head_norms),
+    form=tensor_shapes.LayerForm(norms="after", of_attention=tensor_shapes.all_head_norms),
 )
 
 _KEYS = GATED_KEYS | same_keys("attention_bias")

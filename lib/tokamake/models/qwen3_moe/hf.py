@@ -3,14 +3,11 @@
 from functools import partial
 
 from tokamake.models.common import tensor_shapes
-from tokamake.models.common.hf_format import EXPERT_NAMES, GATED_KEYS, HFFormat, same_keys
+from tokamake.models.common.hf_experts import expert_format, expert_keys
 
 shapes = partial(
-    tensor_shapes.shapes,
-    gated=True,
-    biased_norms=False,
+    tensor_shapes.expert_shapes,
     form=tensor_shapes.LayerForm(of_attention=tensor_shapes.head_norms),
-    of_mlp=tensor_shapes.expert_mlp,
 )
 
 # transformers' code has them, but no published model.
@@ -22,29 +19,20 @@ _ABSENT = {
 }
 
 HUGGING_FACE = (
-    HFFormat(
-        model_type="qwen3_moe",
-        class_name="Qwen3MoeForCausalLM",
-        keys={
-            **GATED_KEYS,
-            **same_keys("moe_intermediate_size", "num_experts_per_tok", "norm_topk_prob"),
-            "num_experts": ("num_experts", "num_local_experts"),
-        },
+    expert_format(
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        keys=expert_keys("moe_intermediate_size", "num_experts_per_tok", "norm_topk_prob"),
         defaults={
             "intermediate_size": 6144,
             "num_key_value_heads": 4,
             "max_position_embeddings": 32768,
-            "hidden_act": "silu",
             "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": False,
-            "initializer_range": 0.02,
             "moe_intermediate_size": 768,
             "num_experts": 128,
             "num_experts_per_tok": 8,
             "norm_topk_prob": False,
         },
-        implied={"position_embedding": "rotary"},
-        dropout={"attention_dropout": "attention"},
         supported={key: (value, None) for key, value in _ABSENT.items()},
         constants=_ABSENT,
         # transformers reads this key since version 5, and the other one before.
@@ -52,7 +40,6 @@ HUGGING_FACE = (
             "head_dim": architecture.head_dim,
             "num_local_experts": architecture.setting("num_experts"),
         },
-        names=EXPERT_NAMES,
     ),
 )
 
