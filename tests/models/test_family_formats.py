@@ -31,7 +31,7 @@ SHAPES = {
     **{family: dense.ARCHITECTURES[family] for family in ("smollm3", "olmo2", "phi3", "gpt_neox")},
     **{family: dense.ARCHITECTURES[family] for family in ("olmo3", "gemma2", "gemma3")},
     **{family: dense.ARCHITECTURES[family] for family in ("mixtral", "qwen3_moe", "olmoe")},
-    "gpt_oss": dense.ARCHITECTURES["gpt_oss"],
+    **{family: dense.spread(family) for family in dense.SPREAD},
     "biencoder": biencoders.ARCHITECTURES["biencoder"],
     "biencoder-shared": biencoders.ARCHITECTURES["biencoder-shared"],
 }
@@ -57,7 +57,14 @@ LAYOUTS = {
     "mixtral": {"megatron": ParallelLayout(), "torch_dist": ParallelLayout()},
     "qwen3_moe": {"megatron": ParallelLayout(1, 3), "torch_dist": ParallelLayout()},
     "olmoe": {"native": ParallelLayout()},
-    "gpt_oss": {"native": ParallelLayout()},
+    **{
+        family: {
+            "megatron": ParallelLayout(2, 2, expert_parallel_size=2),
+            "torch_dist": ParallelLayout(),
+            "native": ParallelLayout(),
+        }
+        for family in dense.SPREAD
+    },
     "biencoder": {"mds": ParallelLayout(2), "megatron": ParallelLayout(2), **TOWERS},
     "biencoder-shared": {"mds": ParallelLayout(), "megatron": ParallelLayout(), **TOWERS},
 }
@@ -166,8 +173,8 @@ def test_folders_of_transformers_are_read_and_written(name: str, tmp_path: Path)
             "DeepSpeed has no .* mixtral: DeepSpeed's experts have files",
         ),
         ("olmoe", ("mds", "megatron", "torch_dist", "universal"), "Megatron norms each head alone"),
-        ("gpt_oss", ("mds", "megatron", "torch_dist"), "attention sinks, and biases of experts"),
-        ("deepseek_v3", ("mds", "megatron"), "has no model of family deepseek_v3; choos"),
+        ("gpt_oss", ("mds", "universal"), "DeepSpeed has no model of family gpt_oss: DeepSpeed's"),
+        ("deepseek_v3", ("mds", "mds_pipeline"), "deepseek_v3: DeepSpeed's experts have files"),
         ("olmo2", ("megatron",), "Megatron norms each head alone"),
     ],
 )

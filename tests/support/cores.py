@@ -25,6 +25,37 @@ _LLAMA = {"swiglu": True, "normalization": "RMSNorm", "add_bias_linear": False}
 _GPT = {"swiglu": False, "normalization": "LayerNorm", "add_bias_linear": True}
 _ROPE = {"position_embedding_type": "rope", "rotary_base": 5000}
 _EXPERTS = {"num_experts": 4, "moe_router_topk": 3}
+_SHARED: dict[str, Any] = {
+    **_EXPERTS,
+    "moe_ffn_hidden_size": 24,
+    "moe_shared_expert_intermediate_size": 48,
+    "moe_layer_freq": [0, 1, 1, 1],
+}
+_BALANCED = {
+    "moe_router_score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+    "moe_router_topk_scaling_factor": 2.5,
+    "mtp_num_layers": 1,
+}
+_LATENT = {
+    "multi_latent_attention": True,
+    "qk_layernorm": True,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_head_dim": 12,
+    "qk_pos_emb_head_dim": 8,
+    "v_head_dim": 16,
+    "norm_epsilon": 1e-6,
+}
+_YARN = {
+    "rope_type": "yarn",
+    "rotary_scaling_factor": 4.0,
+    "original_max_position_embeddings": 8,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.3,
+}
 CASES: dict[str, dict[str, Any]] = {
     "llama": {**_LLAMA, **_ROPE, "num_query_groups": 2, "vocab_size": 131},
     "llama3": {**_LLAMA, **_ROPE, "use_rope_scaling": True, "rope_scaling_factor": 4.0},
@@ -56,6 +87,47 @@ CASES: dict[str, dict[str, Any]] = {
         "moe_ffn_hidden_size": 24,
         "moe_router_pre_softmax": True,
         "vocab_size": 131,
+    },
+    "deepseek_v2": {
+        **_LLAMA,
+        **_ROPE,
+        **_SHARED,
+        **_LATENT,
+        **_YARN,
+        "mscale_all_dim": 0.0,
+        "q_lora_rank": None,
+        "moe_router_pre_softmax": True,
+        "moe_router_num_groups": 2,
+        "moe_router_group_topk": 2,
+        "moe_router_topk": 2,
+    },
+    "deepseek_v3": {**_LLAMA, **_ROPE, **_SHARED, **_LATENT, **_YARN, **_BALANCED},
+    "glm4_moe": {
+        **_LLAMA,
+        **_ROPE,
+        **_SHARED,
+        **_BALANCED,
+        "num_query_groups": 2,
+        "rotary_percent": 0.5,
+        "add_qkv_bias": True,
+        "qk_layernorm": True,
+        "num_experts": 6,
+        "moe_router_topk": 4,
+        "moe_router_num_groups": 3,
+        "moe_router_group_topk": 2,
+    },
+    "gpt_oss": {
+        **_GPT,
+        **_ROPE,
+        **_EXPERTS,
+        "normalization": "RMSNorm",
+        "quick_geglu": True,
+        "glu_linear_offset": 1.0,
+        "activation_func_clamp_value": 0.8,
+        "softmax_type": "learnable",
+        "num_query_groups": 2,
+        "window_size": (5, 0),
+        "window_attn_skip_freq": 2,
     },
     "gpt": {**_GPT, "position_embedding_type": "learned_absolute", "bias_gelu_fusion": True},
     "gpt-exact": {**_GPT, **_ROPE, "bias_gelu_fusion": False, "num_query_groups": 1},
@@ -125,6 +197,17 @@ def arguments(name: str) -> Namespace:
         "moe_router_score_function": "softmax",
         "moe_router_load_balancing_type": "aux_loss",
         "moe_grouped_gemm": False,
+        "moe_shared_expert_intermediate_size": None,
+        "moe_router_num_groups": None,
+        "moe_router_group_topk": None,
+        "moe_router_topk_scaling_factor": None,
+        "moe_router_enable_expert_bias": False,
+        "mtp_num_layers": None,
+        "multi_latent_attention": False,
+        "quick_geglu": False,
+        "glu_linear_offset": 0.0,
+        "activation_func_clamp_value": None,
+        "window_attn_skip_freq": None,
         "expert_model_parallel_size": 1,
         "padded_vocab_size": ROWS,
         "tensor_model_parallel_size": 1,
@@ -147,8 +230,12 @@ def model_of(args: Namespace, rank: int, **options: Any) -> Any:
     """A rank's part of a megatron.core model, with random weights; options of its class."""
     import torch
     from megatron.core import parallel_state
+    from megatron.core.fusions.fused_bias_geglu import quick_gelu
     from megatron.core.transformer.moe import grouped_gemm_util
-    from megatron.core.transformer.transformer_config import TransformerConfig
+    from megatron.core.transformer.transformer_config import (
+        MLATransformerConfig,
+        TransformerConfig,
+    )
     from torch.nn import functional as F
 
     grouped_gemm_util.assert_grouped_gemm_is_available = lambda: None
@@ -158,6 +245,11 @@ def model_of(args: Namespace, rank: int, **options: Any) -> Any:
         *(
             "add_qkv_bias",
             *("moe_ffn_hidden_size", "moe_router_topk", "moe_router_pre_softmax"),
+            *("moe_layer_freq", "moe_shared_expert_intermediate_size", "mtp_num_layers"),
+            *("moe_router_num_groups", "moe_router_group_topk", "moe_router_score_function"),
+            *("moe_router_topk_scaling_factor", "moe_router_enable_expert_bias"),
+            *("glu_linear_offset", "activation_func_clamp_value", "softmax_type"),
+            "window_attn_skip_freq",
             *("expert_model_parallel_size", "moe_grouped_gemm"),
             "no_rope_freq",
             "window_size",
@@ -165,12 +257,16 @@ def model_of(args: Namespace, rank: int, **options: Any) -> Any:
             "pipeline_model_parallel_size",
         ),
     )
-    config = TransformerConfig(
-        **{name: getattr(args, name) for name in same},
+    latent = (*_LATENT, *_YARN, "rotary_base") if args.multi_latent_attention else ()
+    own = {name: getattr(args, name) for name in latent if hasattr(args, name)}
+    own.pop("norm_epsilon", None)
+    activation = F.silu if args.swiglu else F.gelu
+    config = (MLATransformerConfig if latent else TransformerConfig)(
+        **{name: getattr(args, name) for name in same} | own,
         num_moe_experts=args.num_experts,
         layernorm_epsilon=args.norm_epsilon,
-        gated_linear_unit=args.swiglu,
-        activation_func=F.silu if args.swiglu else F.gelu,
+        gated_linear_unit=args.swiglu or args.quick_geglu,
+        activation_func=quick_gelu if args.quick_geglu else activation,
         bias_activation_fusion=args.bias_gelu_fusion,
         hidden_dropout=0.0,
         attention_dropout=0.0,
@@ -194,6 +290,10 @@ def model_of(args: Namespace, rank: int, **options: Any) -> Any:
                 name = f"{parallel_state.get_expert_model_parallel_rank()} {name}"
             generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {part}".encode()))
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith(".expert_bias"):
+                generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+                buffer.add_(torch.randn(buffer.shape, generator=generator), alpha=0.1)
     return model.eval()
 
 
@@ -239,18 +339,45 @@ def _t5(args: Namespace, config: Any, **options: Any) -> Any:
     )
 
 
+def _latent_core() -> Any:
+    """megatron.core's attention without Transformer Engine, for values as wide as `kv_channels`.
+
+    It finds widths in its inputs, but does not take the arguments that latent attention passes.
+    """
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+
+    class LatentCore(DotProductAttention):
+        def __init__(self, **options: Any) -> None:
+            options.pop("k_channels", None)
+            width = options["config"].kv_channels
+            assert options.pop("v_channels", width) == width
+            super().__init__(**options)
+
+    return LatentCore
+
+
 def _gpt(args: Namespace, config: Any, **options: Any) -> Any:
     from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.core.models.gpt.gpt_layer_specs import (
+        get_gpt_decoder_block_spec,
+        get_gpt_layer_local_spec,
+        get_gpt_mtp_block_spec,
+    )
 
+    spec: Any = get_gpt_layer_local_spec(
+        num_experts=args.num_experts,
+        moe_grouped_gemm=args.moe_grouped_gemm,
+        normalization=args.normalization,
+        qk_layernorm=args.qk_layernorm,
+    )
+    if isinstance(args.moe_layer_freq, list):
+        spec = get_gpt_decoder_block_spec(config, False, normalization=args.normalization)
+        for layer in spec.layer_specs if args.multi_latent_attention else ():
+            layer.submodules.self_attention.submodules.core_attention = _latent_core()
     return GPTModel(
         config,
-        get_gpt_layer_local_spec(
-            num_experts=args.num_experts,
-            moe_grouped_gemm=args.moe_grouped_gemm,
-            normalization=args.normalization,
-            qk_layernorm=args.qk_layernorm,
-        ),
+        spec,
+        mtp_block_spec=get_gpt_mtp_block_spec(config, spec, False) if args.mtp_num_layers else None,
         vocab_size=ROWS,
         max_sequence_length=args.max_position_embeddings,
         share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
@@ -278,6 +405,7 @@ def start(
     import torch.distributed as dist
     from megatron.core import parallel_state
     from megatron.core.tensor_parallel import random
+    from megatron.core.transformer import multi_latent_attention
     from megatron.core.transformer.moe import moe_utils
 
     class Tracker:
@@ -290,7 +418,9 @@ def start(
     parallel_state.initialize_model_parallel(
         tensor_size, pipeline_size, expert_model_parallel_size=expert_size
     )
-    moe_utils.te_general_gemm = None  # routers look for it even if it could not be imported
+    # megatron.core looks for them even if they could not be imported.
+    moe_utils.te_general_gemm = None
+    multi_latent_attention.HAVE_TE = False
     random._CUDA_RNG_STATE_TRACKER = Tracker()
     random._CUDA_RNG_STATE_TRACKER_INITIALIZED = True
     torch.cuda.current_device = lambda: "cpu"  # type: ignore
@@ -372,6 +502,8 @@ def write(folder: Path, name: str, rank: int, size: int) -> None:
         else:
             positions = torch.arange(length).expand(rows, length)
             hidden = torch.ones(length, length, dtype=torch.bool).triu(1)[None, None]
+            # Without labels, Megatron returns no logits of MTP layers; so it has them as more rows.
+            model.config.mtp_num_layers = None
             with _on_cpu():
                 logits = model(tokens, positions, hidden)
     file = folder / f"iter_0000007/mp_rank_{rank:02d}/model_optim_rng.pt"
@@ -391,7 +523,7 @@ def main(folder: Path, rank: int, size: int) -> None:
     start(folder.with_name(f"{folder.name}.meeting"), rank, size, size)
     for name in OF_ALL:
         heads = ALL[name].get("num_query_groups") or size
-        if heads % size == 0:
+        if heads % size == 0 and not (size > 1 and "kv_lora_rank" in ALL[name]):
             write(folder / name, name, rank, size)
 
 

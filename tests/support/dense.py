@@ -192,6 +192,21 @@ ARCHITECTURES = {
 }
 
 
+SPREAD: dict[str, dict[str, Any]] = {
+    "deepseek_v2": {"topk_group": 3, "num_experts_per_tok": 4},
+    "deepseek_v3": {"num_nextn_predict_layers": 2},
+    "glm4_moe": {"num_nextn_predict_layers": 1, "num_key_value_heads": 2, "qkv_bias": True},
+    "gpt_oss": {"num_key_value_heads": 2, "full_attention_interval": 2},
+}
+"""Changes of shapes that two tensor-parallel, pipeline and expert-parallel ranks can divide."""
+
+
+def spread(family: str) -> Architecture:
+    """A shape of `SPREAD` with all that Megatron can express."""
+    changes = {"num_hidden_layers": 4, "num_experts": 12, "rms_norm_eps": 1e-6}
+    return Architecture(**{**ARCHITECTURES[family].model_dump(), **changes, **SPREAD[family]})
+
+
 def shared(family: str) -> dict[str, Architecture]:
     """Shapes that two or four ranks can divide."""
     even: dict[str, Any] = {"num_attention_heads": 4, "vocab_size": 132}

@@ -50,6 +50,23 @@ ARGUMENTS: dict[str, Any] = {
     "moe_shared_expert_intermediate_size": None,
 }
 QWEN = {"qk_layernorm": True}
+SIGMOID: dict[str, Any] = {
+    "moe_router_score_function": "sigmoid",
+    "moe_router_enable_expert_bias": True,
+    "moe_shared_expert_intermediate_size": 48,
+    "moe_layer_freq": [0, 1],
+}
+GROUPS = {"moe_router_topk": 4, "moe_router_num_groups": 4, "moe_router_group_topk": 2}
+OSS: dict[str, Any] = {
+    "swiglu": False,
+    "quick_geglu": True,
+    "softmax_type": "learnable",
+    "add_bias_linear": True,
+    "glu_linear_offset": 1.0,
+    "activation_func_clamp_value": 7.0,
+    "window_size": (15, 0),
+    "window_attn_skip_freq": 2,
+}
 FILE = Path("somewhere/model_optim_rng.pt")
 
 
@@ -71,6 +88,29 @@ def read(**changes: Any) -> Architecture:
         (QWEN, {"family": "qwen3_moe", "moe_intermediate_size": 48, "norm_topk_prob": True}),
         (QWEN | {"moe_ffn_hidden_size": 20}, {"intermediate_size": 48, "norm_topk_prob": True}),
         (QWEN | {"moe_router_pre_softmax": True}, {"norm_topk_prob": False}),
+        (SIGMOID, {"family": "glm4_moe", "first_k_dense_replace": 1, "n_shared_experts": 1}),
+        (SIGMOID | {"moe_router_topk": 1}, {"norm_topk_prob": False, "n_group": 1}),
+        (SIGMOID | QWEN | GROUPS, {"use_qk_norm": True, "n_group": 4, "topk_group": 2}),
+        (
+            SIGMOID | {"rotary_percent": 0.5, "mtp_num_layers": 1, "add_qkv_bias": True},
+            {
+                "partial_rotary_factor": 0.5,
+                "num_nextn_predict_layers": 1,
+                "qkv_bias": True,
+                "use_qk_norm": False,
+            },
+        ),
+        (
+            OSS,
+            {
+                "family": "gpt_oss",
+                "swiglu_limit": 7.0,
+                "sliding_window": 16,
+                "full_attention_interval": 2,
+                "attention_bias": True,
+                "rope_scaling": None,
+            },
+        ),
     ],
 )
 def test_arguments_become_settings_of_the_architecture(
@@ -105,6 +145,49 @@ def test_arguments_of_another_model_are_refused_by_name(name: str, value: Any) -
         read(**{name: value})
 
 
+@pytest.mark.parametrize(
+    ("changes", "name"),
+    [
+        (SIGMOID | GROUPS | {"moe_router_topk": 8}, "moe_router_group_topk"),
+        (SIGMOID | {"moe_shared_expert_intermediate_size": 50}, "moe_shared_expert_intermediat"),
+        (SIGMOID | {"moe_layer_freq": [1, 0]}, "moe_layer_freq"),
+        (SIGMOID | {"moe_layer_freq": 2}, "moe_layer_freq"),
+        (SIGMOID | {"moe_shared_expert_gate": True}, "moe_shared_expert_gate"),
+        (SIGMOID | {"moe_latent_size": 16}, "moe_latent_size"),
+        (OSS | {"glu_linear_offset": 0.0}, "glu_linear_offset"),
+        (OSS | {"activation_func_clamp_value": None}, "activation_func_clamp_value"),
+        (OSS | {"moe_router_score_function": "sigmoid"}, "moe_router_score_function"),
+    ],
+)
+def test_arguments_beyond_a_family_are_refused_by_name(changes: dict[str, Any], name: str) -> None:
+    with pytest.raises(UserError, match=rf"args\.{name}\w*: .*: means "):
+        read(**changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "settings"),
+    [
+        ("deepseek_v2", {}, ["topk_group 2 with num_experts_per_tok 5"]),
+        ("deepseek_v3", {"rms_norm_eps": 1e-5}, ["rms_norm_eps 1e-05 beside norms of latent"]),
+        ("deepseek_v3", {"norm_topk_prob": False}, ["norm_topk_prob False with sigmoids"]),
+        ("deepseek_v3", {"topk_group": 3}, ["topk_group 3 with num_experts_per_tok 5"]),
+        ("deepseek_v3", {"rope_interleave": False}, ["rope_interleave False"]),
+        ("deepseek_v3", {"rope_scaling": dense.YARN}, []),
+        ("deepseek_v3", {"rope_scaling": dense.YARN | {"truncate": False}}, ["rope_scaling yarn"]),
+        ("deepseek_v3", {"attention_bias": True}, ["attention_bias True with mlp_bias False"]),
+        ("gpt_oss", {"swiglu_alpha": 1.5}, ["swiglu_alpha 1.5"]),
+        ("gpt_oss", {"rope_scaling": dense.YARN}, ["rope_scaling yarn"]),
+    ],
+)
+def test_settings_without_an_argument_are_named(
+    name: str, changes: dict[str, Any], settings: list[str]
+) -> None:
+    usual = {"rms_norm_eps": 1e-6} if name.startswith("deepseek") else {}
+    shape = Architecture(**{**dense.ARCHITECTURES[name].model_dump(), **usual, **changes})
+    found = inexpressible(shape, is_megatron_lm=True)
+    assert [each[: len(text)] for each, text in zip(found, settings, strict=True)] == settings
+
+
 def test_experts_without_swiglu_are_refused() -> None:
     with pytest.raises(UserError, match=r"args\.num_experts: 8: means "):
         read(swiglu=False, normalization="LayerNorm")
@@ -116,10 +199,11 @@ def test_weights_of_a_single_expert_that_are_1_have_no_argument() -> None:
     assert not inexpressible(dense.ARCHITECTURES["mixtral"], is_megatron_lm=True)
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe-raw"])
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe-raw", *dense.SPREAD])
 @pytest.mark.parametrize("kind", ["megatron", "torch_dist"])
 def test_written_arguments_describe_the_model(name: str, kind: str, tmp_path: Path) -> None:
-    shape = dense.ARCHITECTURES[name]
+    shape = dense.spread(name) if name in dense.SPREAD else dense.ARCHITECTURES[name]
+    assert not inexpressible(shape, is_megatron_lm=True)
     megatron_names.write(tmp_path / "a", kind, shape, random_tensors(shape, 1))
     megatron_names.remove_tokamake_arguments(tmp_path / "a")
     assert open_any(tmp_path / "a").architecture == shape
@@ -220,7 +304,7 @@ def test_buckets_have_the_experts_in_the_order_of_their_modules(is_grouped: bool
             for name in (
                 *("self_attention.dense", "input_layernorm", "self_attention.query_key_value"),
                 *("self_attention.q_layernorm", "self_attention.k_layernorm"),
-                *("post_attention_layernorm", "mlp.router"),
+                *("pre_mlp_layernorm", "mlp.router"),
                 *(f"mlp.experts.{name}" for name in experts),
             )
         ]

@@ -30,7 +30,6 @@ LAYER = (
 )
 
 CORE_NAMES = ((r"\bpost_attention_layernorm\.", "pre_mlp_layernorm."),)
-SHARDED_STACKS = ((r"\.local_experts\.(\d+)\.", ".experts."),)
 
 
 def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:

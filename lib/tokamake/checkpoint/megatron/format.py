@@ -243,7 +243,8 @@ def _parameters(
     """Yield the parameters of a stage in the order of its file."""
     dtypes = {extent.name: extent.dtype for extent in weights}
     for name, tensor in module_tree.in_file_order(module, tree).items():
-        yield OptimizerParameter(name, tensor, dtypes[name])
+        if tensor.is_trained:
+            yield OptimizerParameter(name, tensor, dtypes[name])
 
 
 def _trees(
@@ -328,7 +329,9 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
         states: dict[str, Any] = {}
         if with_states:
             model = optimizer_writer.with_master_weights(model, checkpoint.source)
-            parts = _parts(model, trees, layout)
+            parts = _parts(
+                model, trees, has_routers=checkpoint.architecture.has_routers, ranks=experts
+            )
             states = optimizer_writer.planned_states(
                 checkpoint, parts, is_distributed=bool(layout.zero_stage)
             )
@@ -345,19 +348,21 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
 
 
 def _parts(
-    model: Mapping[str, Any], trees: Mapping[str, Any], layout: ParallelLayout
+    model: Mapping[str, Any], trees: Mapping[str, Any], *, has_routers: bool, ranks: int
 ) -> list[dict[str, Any]]:
     """Return the weights of each optimizer: experts that ranks share have one of their own."""
-    if layout.expert_parallel_size == 1:
+    if not has_routers:
         return [dict(model)]
     return [
         {
             key: {
-                name: of_stage[name] for name in of_stage if trees[key][name].of_stack == of_stack
+                name: weights
+                for name, weights in of_stage.items()
+                if trees[key][name].is_trained and of_part in (None, trees[key][name].of_stack)
             }
             for key, of_stage in model.items()
         }
-        for of_stack in (False, True)
+        for of_part in ((False, True) if ranks > 1 else (None,))
     ]
 
 

@@ -92,11 +92,12 @@ def _optimizer(
     checkpoint: Checkpoint, weights: Any, *, is_distributed: bool, of_experts: bool
 ) -> dict[str, Any]:
     tensors = _leaves(weights)
-    # Matrices decay; norms and biases do not. Experts have none of these.
+    # Matrices decay; norms and biases do not. Most experts have none of these.
     groups = [
         [tensor for tensor in tensors if len(tensor.shape) > 1],
         [tensor for tensor in tensors if len(tensor.shape) < 2],
-    ][: 1 if of_experts else 2]
+    ]
+    groups = [group for group in groups if group or not of_experts]
     scaler = adam.loss_scaler(checkpoint, {tensor.dtype.short for tensor in tensors})
     counts = [len(group) for group in groups]
     settings = [*_param_groups(checkpoint, counts, of_experts=of_experts)]

@@ -13,6 +13,7 @@ from tokamake.checkpoint.megatron_model.optimizer_states import (
     parameter_name,
     state_chunks,
 )
+from tokamake.checkpoint.model_tensors import WITHOUT_GRADIENT
 from tokamake.checkpoint.tensors.checkpoint import OPTIMIZER_SETTINGS, Checkpoint
 from tokamake.checkpoint.tensors.dtypes import FLOAT32
 from tokamake.checkpoint.tensors.extents import Extent, PlannedTensor
@@ -58,7 +59,11 @@ def adam_problem(checkpoint: Checkpoint) -> str | None:
     """Return why Adam cannot resume from a checkpoint's states, or None if it can."""
     source = checkpoint.source
     states = {key for key in source if key.startswith("optimizer.")}
-    names = [key.removeprefix(MODEL) for key in source if key.startswith(MODEL)]
+    names = [
+        key.removeprefix(MODEL)
+        for key in source
+        if key.startswith(MODEL) and not key.endswith(WITHOUT_GRADIENT)
+    ]
     expected = {f"optimizer.{kind}.{name}" for kind in ("step", *MOMENTS) for name in names}
     optimizer = checkpoint.notes.get("optimizer", "adamw")
     if states != expected or optimizer not in zero_file_optimizers():

@@ -1,7 +1,7 @@
 """Names of tensors in megatron.core, by the names of Megatron's classic model."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from tokamake import plugins
@@ -9,11 +9,11 @@ from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 _CORE_NAMES = (
-    (r"^language_model\.(embedding|output_layer)\.", r"\1."),
+    (r"^language_model\.(embedding|output_layer|mtp)\.", r"\1."),
+    (r"^word_embeddings_for_head\.", "output_layer."),
     (r"^language_model\.pooler\.", "pooler."),
     (r"^lm_head\.layernorm\.", "lm_head.layer_norm."),
     (r"^lm_head\.bias$", "output_layer.bias"),
-    (r"\binput_layernorm\.", "self_attention.linear_qkv.layer_norm_"),
     (r"\bpost_attention_layernorm\.", "mlp.linear_fc1.layer_norm_"),
     (r"\bself_attention\.query_key_value\.", "self_attention.linear_qkv."),
     (r"\bself_attention\.dense\.", "self_attention.linear_proj."),
@@ -21,7 +21,17 @@ _CORE_NAMES = (
     (r"\bmlp\.dense_4h_to_h\.", "mlp.linear_fc2."),
 )
 """Patterns of classic names, and megatron.core's names in checkpoints."""
+_FUSED_NORMS = ((r"\binput_layernorm\.", "self_attention.linear_qkv.layer_norm_"),)
+_FUSED_LATENT_NORMS = ((r"\b(q|kv)_layernorm\.", r"linear_\1_up_proj.layer_norm_"),)
+"""Norms that Transformer Engine fuses with the projection that follows them, in layers with latent
+attention and others."""
 _DECODER = r"^language_model\.(decoder\.layers\.\d+\.)"
+_EXPERT_KEYS = ((r"\bpre_mlp_layernorm\.", "mlp.linear_fc1.layer_norm_"),)
+_LATENT_KEYS = (
+    (r"\blinear_(q|kv)_up_proj\.layer_norm_", r"\1_layernorm."),
+    (r"\bmlp\.linear_fc1\.layer_norm_", "pre_mlp_layernorm."),
+)
+"""`SECOND_KEYS` of families with experts: names of norms without Transformer Engine."""
 _CORE_DECODER_NAMES = (
     (_DECODER + r"post_attention_layernorm\.", r"\1pre_cross_attn_layernorm."),
     (_DECODER + r"inter_attention\.query\.", r"\1cross_attention.linear_q."),
@@ -49,17 +59,31 @@ def stack_of(architecture: Architecture) -> str:
     return name
 
 
-def second_keys(architecture: Architecture) -> Mapping[str, str]:
+def layers_differ(architecture: Architecture) -> bool:
+    """Return whether distributed checkpoints have each layer by itself."""
+    differ: bool = family_constant(architecture, "LAYERS_DIFFER", default=False)
+    return differ or architecture.expert_layers.start > 0
+
+
+def second_keys(architecture: Architecture, keys: Iterable[str]) -> dict[str, str]:
     """Return the further keys of tensors that megatron.core has under two keys, with the first."""
-    first_keys: Mapping[str, str] = family_constant(architecture, "SECOND_KEYS", default={})
-    return first_keys
+    patterns = family_constant(architecture, "SECOND_KEYS", default=())
+    if architecture.has_routers:
+        patterns = _LATENT_KEYS if architecture.latent_size else _EXPERT_KEYS
+    return {
+        re.sub(pattern, replacement, key): key
+        for key in keys
+        for pattern, replacement in patterns
+        if re.search(pattern, key)
+    }
 
 
 def core_name(name: str, architecture: Architecture) -> str:
     """Return megatron.core's name of a tensor, as checkpoints have it."""
     name = re.sub(r"^language_model\.encoder\.", f"{stack_of(architecture)}.", name)
     own = family_constant(architecture, "CORE_NAMES", default=())
-    for pattern, replacement in (*own, *_CORE_DECODER_NAMES, *_CORE_NAMES):
+    norms = _FUSED_LATENT_NORMS if architecture.latent_size else _FUSED_NORMS
+    for pattern, replacement in (*own, *_CORE_DECODER_NAMES, *norms, *_CORE_NAMES):
         name = re.sub(pattern, replacement, name)
     return name
 

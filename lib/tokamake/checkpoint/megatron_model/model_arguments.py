@@ -14,6 +14,7 @@ from tokamake.checkpoint.torch_files.allowed_globals import StandIn
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.models.common.megatron_format import first, unsupported
+from tokamake.models.common.megatron_latent import latent_scaling
 from tokamake.models.common.megatron_windows import (
     WINDOW_ARGUMENTS,
     has_windows,
@@ -241,7 +242,9 @@ def _scaling(architecture: Architecture) -> dict[str, Any]:
 def inexpressible(architecture: Architecture, *, is_megatron_lm: bool) -> list[str]:
     """Settings for which Megatron-LM or Megatron-DeepSpeed has no argument."""
     settings, scaling = [], architecture.rope_scaling
-    if scaling is not None and not (is_megatron_lm and any(_scaling(architecture).values())):
+    is_latent = architecture.latent_size
+    stated = latent_scaling(architecture) if is_latent else _scaling(architecture)
+    if scaling is not None and not (is_megatron_lm and any(stated.values())):
         settings.append(f"rope_scaling {scaling.rope_type}")
     if (attention := architecture.attention_bias) != architecture.mlp_bias:
         settings.append(f"attention_bias {attention} with mlp_bias {architecture.mlp_bias}")

@@ -39,9 +39,11 @@ _CORE_NAMES = (
     (r"^pooler\.", "language_model.pooler."),
     (r"^lm_head\.layer_norm\.", "lm_head.layernorm."),
     (r"^output_layer\.bias$", "lm_head.bias"),
-    (r"^(embedding|output_layer)\.", r"language_model.\1."),
+    (r"^(embedding|output_layer|mtp)\.", r"language_model.\1."),
+    (r"\bmtp_model_layer\.", "transformer_layer."),
     # Transformer Engine fuses a norm into the projection that follows it.
     (r"\bself_attention\.linear_qkv\.layer_norm_", "input_layernorm."),
+    (r"\blinear_(q|kv)_up_proj\.layer_norm_", r"\1_layernorm."),
     (r"\bself_attention\.linear_qkv\.", "self_attention.query_key_value."),
     (r"\bself_attention\.linear_proj\.", "self_attention.dense."),
     (r"\bmlp\.linear_fc1\.layer_norm_", "post_attention_layernorm."),
@@ -95,6 +97,8 @@ def stage_tree(
             model["decoder"] = _stack(rank, numbers, stack="decoder") | {
                 f"final_layernorm.{name}": tensor for name, tensor in rank.norm("decoder").items()
             }
+        if mtp := rank.mtp_layers():
+            model["mtp"] = mtp
         if output := rank.output_layer():
             model["output_layer"] = output
     tree = {ROOT: model}
@@ -132,6 +136,10 @@ def rank_trees(
         stage = number * layout.pipeline_parallel_size + pipeline_rank
         is_last = stage == len(layers) - 1
         tree = stage_tree(rank, layers[stage], is_first=stage == 0, is_last=is_last)
+        if rank.architecture.num_mtp_layers and is_last and stage > 0:
+            # These layers look up the next tokens in a copy of the embedding.
+            copy = {name: each._replace(is_replica=True) for name, each in rank.embedding().items()}
+            tree[ROOT] = {"embedding": _nested(copy), **tree[ROOT]}
         if rank.architecture.tie_word_embeddings and is_last and stage > 0:
             # The last stage has a copy of the tied embedding as its output layer.
             embedding = rank.embedding()["word_embeddings.weight"]
@@ -173,7 +181,9 @@ def planned_tree(tree: Any, checkpoint: Checkpoint, *, target: Target) -> Any:
         }
     # A fused tensor may come from tensors of several dtypes.
     stored = (checkpoint.source.dtype(chunk.key) for chunk in tree.chunks)
-    dtype = dtypes.OF_WEIGHTS[target.dtype] if target.dtype else dtypes.widest(stored)
+    # Biases that balance experts stay fp32.
+    given = target.dtype if tree.is_trained else None
+    dtype = dtypes.OF_WEIGHTS[given] if given else dtypes.widest(stored)
     return PlannedTensor(tree.shape, dtype, tree.chunks, tree.is_replica)
 
 
@@ -186,7 +196,7 @@ def without_elements(tree: Any) -> Any:
 
 def locate(file: Path, module: Any, tree: Any) -> Iterator[Extent]:
     """Yield the extent of each tensor of a tree; only the dotted names in the module count."""
-    expected = dict(named_slices(tree))
+    expected = _current_slices(tree)
     tensors = _by_current_name(module, expected)
     _check_names(file, tensors, expected=expected)
     for name, tensor in expected.items():
@@ -212,8 +222,13 @@ def _check_names(file: Path, tensors: Mapping[str, Any], *, expected: Mapping[st
 
 def in_file_order(module: Any, tree: Any) -> dict[str, TensorSlice]:
     """Return the slices of a tree in the order of the file, the order of the model's parameters."""
-    slices = dict(named_slices(tree))
+    slices = _current_slices(tree)
     return {name: slices[name] for name in _by_current_name(module, slices) if name in slices}
+
+
+def _current_slices(tree: Any) -> dict[str, TensorSlice]:
+    """Slices of a tree by the names that files of all versions get."""
+    return {current_name(name): each for name, each in named_slices(tree)}
 
 
 def _by_current_name(module: Any, expected: Container[str] = ()) -> dict[str, Any]:

@@ -19,9 +19,11 @@ from tokamake.checkpoint.tensors.extents import Chunk, row_slices, whole_slices
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError, divisor
 from tokamake.models.common.megatron_format import MegatronModule
+from tokamake.models.common.tensor_shapes import ROUTER_BIAS
 from tokamake.parallel.axis import Axis, part
 
-_KINDS = ("weight", "bias")
+_KINDS = {"weight": "weight", "bias": "bias", ROUTER_BIAS: "expert_bias", "sinks": "softmax_offset"}
+"""Last parts of our names and Megatron's."""
 Stack = Literal["encoder", "decoder"]
 """Megatron's names of the stacks of layers; its GPT is an encoder here."""
 
@@ -39,6 +41,11 @@ class TensorSlice(NamedTuple):
     """`MegatronModule.decays`."""
     of_stack: bool = False
     """Whether it is a member of a stack, such as experts, which expert-parallel ranks share."""
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether an optimizer changes it: biases that balance experts have no gradient."""
+        return not any(chunk.key.endswith(model_tensors.WITHOUT_GRADIENT) for chunk in self.chunks)
 
     @property
     def decays(self) -> bool:
@@ -122,6 +129,14 @@ class TensorParallelRank:
             modules = family.DECODER_LAYER if stack == "decoder" else family.LAYER
         return self._modules(modules, f"{self._root(stack)}.layers.{number}.")
 
+    def mtp_layers(self) -> dict[str, TensorSlice]:
+        """Tensors of the layers that predict further tokens, which Megatron numbers from 0."""
+        return {
+            f"layers.{index}.{name}": tensor
+            for index, number in enumerate(self.architecture.mtp_layers)
+            for name, tensor in self.layer(number).items()
+        }
+
     def heads(self) -> dict[str, TensorSlice]:
         """Tensors after the last norm beside the output layer, by their names in the model."""
         family = plugins.load("models/*/megatron", self.architecture.family)
@@ -130,7 +145,12 @@ class TensorParallelRank:
     def _modules(self, modules: Iterable[MegatronModule], prefix: str) -> dict[str, TensorSlice]:
         """Tensors of modules; `prefix` begins our names."""
         slices: dict[str, TensorSlice] = {}
-        for is_stacked, group in groupby(modules, key=lambda module: "{}" in module.name):
+        known = [
+            module
+            for module in modules
+            if any(f"{prefix}{module.ours[0]}.{kind}" in self._shapes for kind in _KINDS)
+        ]
+        for is_stacked, group in groupby(known, key=lambda module: "{}" in module.name):
             slices |= (self._stacked if is_stacked else self._plain)([*group], prefix)
         return slices
 
@@ -169,7 +189,7 @@ class TensorParallelRank:
                 slices = self._fused_qkv(module.name, *ours)
             case "vocabulary":
                 slices = {
-                    f"{module.name}.{kind}": self._vocabulary(f"{ours[0]}.{kind}")
+                    f"{module.name}.{_KINDS[kind]}": self._vocabulary(f"{ours[0]}.{kind}")
                     for kind in _KINDS
                     if f"{ours[0]}.{kind}" in self._shapes
                 }
@@ -208,7 +228,7 @@ class TensorParallelRank:
         """A module that every rank has whole."""
         shapes = {kind: self._shapes.get(f"{ours}.{kind}") for kind in _KINDS}
         return {
-            f"{name}.{kind}".removeprefix("."): TensorSlice(
+            f"{name}.{_KINDS[kind]}".removeprefix("."): TensorSlice(
                 shape, (Chunk(f"model.{ours}.{kind}", whole_slices(shape)),), self.axis.rank > 0
             )
             for kind, shape in shapes.items()
@@ -276,7 +296,7 @@ class TensorParallelRank:
                 Chunk(f"model.{each}", row_slices(rows, (*columns,)), number * len(rows) * width)
                 for number, each in enumerate(names)
             )
-            slices[f"{name}.{kind}"] = TensorSlice(
+            slices[f"{name}.{_KINDS[kind]}"] = TensorSlice(
                 (len(names) * len(rows), *columns), chunks, split="rows"
             )
         return slices

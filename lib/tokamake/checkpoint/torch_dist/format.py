@@ -115,7 +115,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     )
     description = Description(common.file, common.value, args, rows, is_core=True, names=names)
     architecture = description.architecture
-    first_keys = second_keys(architecture)
+    first_keys = second_keys(architecture, contents.tensors)
     stored = {
         key: tensor
         for key, tensor in contents.tensors.items()
@@ -209,13 +209,16 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     step_folder.mkdir()
     files.write_json(step_folder / _KIND, _TORCH_DIST)
     weights = [*_planned(model, checkpoint, target=target, with_states=with_states)]
-    planned = [*weights, *(_planned_states(weights, checkpoint) if with_states else ())]
+    trained = {tensor.key for tensor in model if tensor.members[0].is_trained}
+    parameters = [each for each in weights if each.key in trained]
+    planned = [*weights, *(_planned_states(parameters, checkpoint) if with_states else ())]
     tensors, extents = dcp_archives.lay_out(
         step_folder, planned, max_shard_bytes=target.max_shard_bytes
     )
     if with_states:
-        tensors |= _second_names(tensors)
-    tensors |= _under_second_keys(tensors, second_keys(checkpoint.architecture))
+        tensors |= _second_names(tensors, trained)
+    first_keys = second_keys(checkpoint.architecture, {tensor.key for tensor in model})
+    tensors |= _under_second_keys(tensors, first_keys)
     # A single archive stands for all extra states.
     location = dcp_archives.write_object(step_folder, [None])
     keys = extra_states.keys_of(checkpoint.architecture, model)
@@ -223,7 +226,7 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     dcp_metadata_writer.write(step_folder, tensors, objects)
     state = _common_state(
         checkpoint,
-        weights,
+        parameters,
         layout=target.layout,
         padded_vocab_size=rank.padded_vocab_size,
         with_states=with_states,
@@ -262,14 +265,16 @@ def _planned_states(
             yield PlannedArchive(f"{STATE_PREFIX}{kind}.{key}", offset, moment)
 
 
-def _second_names(tensors: Mapping[str, WholeTensor]) -> dict[str, WholeTensor]:
-    """Return the fp32 weights by their names in the distributed optimizer."""
-    names = {}
-    for key, tensor in tensors.items():
-        if not key.startswith(STATE_PREFIX):
-            master = tensors.get(f"{STATE_PREFIX}{MASTERS[0]}.{key}", tensor)
-            names[f"{STATE_PREFIX}{MASTERS[1]}.{key}"] = master
-    return names
+def _second_names(
+    tensors: Mapping[str, WholeTensor], keys: Iterable[str]
+) -> dict[str, WholeTensor]:
+    """Return the fp32 weights of parameters by their names in the distributed optimizer."""
+    return {
+        f"{STATE_PREFIX}{MASTERS[1]}.{key}": tensors.get(
+            f"{STATE_PREFIX}{MASTERS[0]}.{key}", tensors[key]
+        )
+        for key in keys
+    }
 
 
 def _under_second_keys(
@@ -311,11 +316,12 @@ def _common_state(
     if not with_states:
         return state
     stored = {each.tensor.dtype for each in weights}
-    # Experts that ranks share have an optimizer of their own; they have no norms or biases.
-    groups = [((True, False), False), ((True,), True)][: 1 + (layout.expert_parallel_size > 1)]
+    # Experts that ranks share have an optimizer of their own; they have no norms.
+    of_experts = (True, False) if checkpoint.architecture.mlp_bias else (True,)
+    groups = [((True, False), False), (of_experts, True)][: 1 + (layout.expert_parallel_size > 1)]
     saved = [
-        _optimizer(checkpoint, stored, decays=decays, of_experts=of_experts)
-        for decays, of_experts in groups
+        _optimizer(checkpoint, stored, decays=decays, of_experts=is_second)
+        for decays, is_second in groups
     ]
     step = next(key for key in checkpoint.source if key.startswith(f"optimizer.{adam.STEP}."))
     return state | {

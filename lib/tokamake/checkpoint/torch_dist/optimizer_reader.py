@@ -56,12 +56,20 @@ _STATE = re.compile(r"optimizer\.state\.(\w+)\.(.+)")
 _GROUP = r"(?:chained_(\d)\.)?optimizer\.distributed\.dp_group_idx_(\d+)\."
 _BUCKET = re.compile(_GROUP + r"gbuf_idx_(\d+)\.dtype_.*\.bucket_idx_(\d+)\.(\w+)")
 _BUCKETS = ("dp_reshardable", "fully_sharded_bucket_space")
-_ORDERS = (
+_MTP, _SINKS = ("enorm", "hnorm", "eh_proj"), "self_attention.core_attention"
+_OUTPUT, _QKV = "self_attention.dense", "self_attention.query_key_value"
+_ORDERS: tuple[tuple[str, ...], ...] = (
     # Transformer Engine fuses a norm with the projection that follows it.
-    ("self_attention.dense", "input_layernorm", "self_attention.query_key_value"),
-    ("input_layernorm", "self_attention.dense", "self_attention.query_key_value"),
+    (*_MTP, _SINKS, _OUTPUT, "input_layernorm", _QKV),
+    (*_MTP, "input_layernorm", _SINKS, _OUTPUT, _QKV),
 )
 """Orders in which megatron.core makes the first modules of a layer; then come all other modules."""
+_PROJECTIONS = ("q_proj", "q_down_proj", "q_up_proj", "kv_down_proj", "kv_up_proj")
+_LATENT_ORDERS: tuple[tuple[str, ...], ...] = (
+    (*_MTP, "input_layernorm", _OUTPUT),
+    (*_MTP, "input_layernorm", _OUTPUT, *(f"self_attention.linear_{n}" for n in _PROJECTIONS)),
+)
+"""The same of layers with latent attention."""
 
 
 class _UnreadError(Exception):
@@ -266,7 +274,7 @@ def _filled(
         slices = {
             name: tensor
             for name, tensor in module_tree.named_slices(tree)
-            if owner.of_stack in (None, tensor.of_stack)
+            if owner.of_stack in (None, tensor.of_stack) and tensor.is_trained
         }
         filled = _fitting_order(slices, tensors, model=model)
         yield from zip(keys, filled, strict=True)
@@ -301,29 +309,38 @@ def _fitting_order(
 
 def _orders(slices: Mapping[str, TensorSlice], model: StoredModel) -> Iterator[list[TensorSlice]]:
     """Yield the parameters in each order in which megatron.core may have made them."""
-    for order in _ORDERS:
+    for order in _LATENT_ORDERS if model.architecture.latent_size else _ORDERS:
         yield [slices[name] for name in sorted(slices, key=lambda name: _place(name, order))]
         if not model.architecture.has_routers:
             continue
         # One module of Transformer Engine has the first projections of all experts of a layer.
-        grouped = sorted(
-            slices, key=lambda name: (*_place(name, order), name.endswith("linear_fc2.weight"))
-        )
+        grouped = sorted(slices, key=lambda name: (*_place(name, order), _in_group(name)))
         yield [slices[name] for name in grouped]
         if model.has_joined_experts:
             joined = grouped_experts.joined(slices)
             yield [joined[name] for name in sorted(joined, key=lambda name: _place(name, order))]
 
 
+def _in_group(name: str) -> int:
+    """Return the place of a module within an MLP: first and second projections of experts."""
+    if match := re.search(r"\.local_experts\.\d+\.linear_fc([12])\.", name):
+        return int(match[1])
+    return 3 * (".shared_experts." in name)
+
+
 def _place(name: str, order: Sequence[str]) -> tuple[int, int, int]:
     """Return a sort key: modules before the layers, layers with their modules, later modules."""
     match = re.search(r"\.layers\.(\d+)\.(.+)", name)
     # A decoder beside an encoder comes after its norm.
-    in_decoder = 2 * (".decoder." in name)
+    in_decoder = 2 * (".decoder." in name or ".mtp." in name)
     if match is None:
-        return (0 if ".embedding." in name else 2 + in_decoder), 0, 0
-    places = (number for number, module in enumerate(order) if match[2].startswith(f"{module}."))
-    return 1 + in_decoder, int(match[1]), next(places, len(order))
+        is_last = ".output_layer." in name
+        return (0 if ".embedding." in name else 2 + in_decoder + 2 * is_last), 0, 0
+    module = match[2].removeprefix("transformer_layer.")
+    places = (number for number, first in enumerate(order) if module.startswith(f"{first}."))
+    # The norm after a layer that predicts further tokens is its last module.
+    is_last = module.startswith("final_layernorm.")
+    return 1 + in_decoder, int(match[1]), next(places, len(order)) + is_last
 
 
 def _in_bucket(

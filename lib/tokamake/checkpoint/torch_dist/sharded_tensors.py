@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.megatron_model import module_tree
-from tokamake.checkpoint.megatron_model.core_names import core_name, family_constant
+from tokamake.checkpoint.megatron_model.core_names import core_name, layers_differ
 from tokamake.checkpoint.megatron_model.optimizer_states import parameter_name
 from tokamake.checkpoint.megatron_model.rank_file import REMEDY
 from tokamake.checkpoint.megatron_model.tensor_parallel_slices import (
@@ -31,7 +31,9 @@ from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.parallel.axis import Axis
 
-_LAYER = re.compile(r"((?:de|en)coder\.layers)\.(\d+)\.(.+)")
+_LAYER = re.compile(r"((?:de|en)coder\.layers\.)(\d+)\.(.+)")
+_MEMBER = re.compile(r"\.local_experts\.(\d+)\.")
+_ALL_LAYERS = re.compile(r"coder\.layers\.(?!\d)")
 COMMON_FILE = "common.pt"
 """File of the common state. Megatron-LM since August 2026 keeps it in an archive instead."""
 _COMMON_KEY = "common_state/shard_0_1"
@@ -49,6 +51,11 @@ class ShardedTensor(NamedTuple):
     @property
     def shape(self) -> tuple[int, ...]:
         return (*self.stack, *self.members[0].shape)
+
+    @property
+    def has_layers(self) -> bool:
+        """Whether it stacks the tensors of all layers."""
+        return bool(_ALL_LAYERS.search(self.key))
 
     def of_layer(self, number: int) -> tuple[TensorSlice, ...]:
         size = len(self.members) // self.stack[0]
@@ -75,33 +82,32 @@ def sharded_tensors(architecture: Architecture, *, padded_vocab_size: int) -> li
 
 def _key_and_place(name: str, architecture: Architecture) -> tuple[str, tuple[int, ...]]:
     """Key of the sharded tensor that has a tensor, and the number of the tensor in each stack."""
-    layers_differ = family_constant(architecture, "LAYERS_DIFFER", default=False)
-    if layers_differ or not (match := _LAYER.fullmatch(name)):
-        return name, ()
-    stack, number, rest = match.groups()
-    for pattern, replacement in family_constant(architecture, "SHARDED_STACKS", default=()):
-        if within := re.search(pattern, rest):
-            rest = re.sub(pattern, replacement, rest)
-            return f"{stack}.{rest}", (int(number), int(within[1]))
-    return f"{stack}.{rest}", (int(number),)
+    place = []
+    if not layers_differ(architecture) and (match := _LAYER.fullmatch(name)):
+        name = match[1] + match[3]
+        place.append(int(match[2]))
+    if member := _MEMBER.search(name):
+        name = _MEMBER.sub(".experts.", name)
+        place.append(int(member[1]))
+    return name, (*place,)
 
 
 def match_tensors(
     folder: Path, stored: Mapping[str, WholeTensor], *, model: Iterable[ShardedTensor]
 ) -> dict[str, ShardedTensor]:
     """Return a model's sharded tensors by a checkpoint's keys, which can be of single layers."""
-    expected = {_fused_name(tensor.key): tensor for tensor in model}
+    expected = {_current_key(tensor.key): tensor for tensor in model}
     # Megatron has no layer axis if its layers differ.
     single = {
         key: ShardedTensor(key, tensor.of_layer(number), tensor.stack[1:])
         for fused, tensor in expected.items()
-        if tensor.stack
+        if tensor.has_layers
         for number in range(tensor.stack[0])
         for key in [re.sub(r"\.layers\.", f".layers.{number}.", fused, count=1)]
     }
-    names = {_fused_name(key): key for key in stored}
+    names = {_current_key(key): key for key in stored}
     if names.keys() & single.keys():
-        expected = {key: each for key, each in expected.items() if not each.stack} | single
+        expected = {key: each for key, each in expected.items() if not each.has_layers} | single
     found = [name if name in expected else key for name, key in names.items()]
     model_tensors.check_names(found, expected, where=folder)
     for name, key in names.items():
@@ -110,9 +116,11 @@ def match_tensors(
     return {key: expected[name] for name, key in names.items()}
 
 
-def _fused_name(key: str) -> str:
-    """Return the name of a norm as Transformer Engine has it, which fuses it with a projection."""
+def _current_key(key: str) -> str:
+    """Return a key with the names of norms and of MTP layers that all versions get."""
     key = key.replace(".input_layernorm.", ".self_attention.linear_qkv.layer_norm_")
+    key = re.sub(r"\.linear_(q|kv)_up_proj\.layer_norm_", r".\1_layernorm.", key)
+    key = key.replace(".mtp_model_layer.", ".transformer_layer.")
     return key.replace(".pre_mlp_layernorm.", ".mlp.linear_fc1.layer_norm_")
 
 

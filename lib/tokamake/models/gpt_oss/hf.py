@@ -74,8 +74,3 @@ HUGGING_FACE = (
         interleaves_experts=True,
     ),
 )
-
-NOT_IN_MEGATRON = (
-    "it has attention sinks, and biases of experts and of their routers, which Megatron's files of "
-    "experts lack here"
-)

@@ -1,43 +1,18 @@
-"""A `mixtral` in Megatron-LM's terms: modules of a layer, arguments of its function."""
+"""A `mixtral` in Megatron-LM's terms."""
 
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 from tokamake.models.common.megatron_experts import (
-    EXPERT_NAMES,
-    EXPERT_STATES,
-    EXPERTS,
-    NORM_KEYS,
-    STACKED_EXPERTS,
     expert_arguments,
     expert_fields,
+    expert_layer,
     inexpressible_experts,
 )
-from tokamake.models.common.megatron_format import ATTENTION, INPUT_NORM, MLP_NORM, unsupported
 
 ARGUMENTS = {"swiglu": True, "num_experts": True, "normalization": "rmsnorm"}
-
 IS_CORE = True
 
-_QKV, _OUTPUT = ATTENTION
-# In the order in which megatron.core makes them; optimizers keep it.
-LAYER = (_OUTPUT, INPUT_NORM, _QKV, MLP_NORM, *EXPERTS)
-
-CORE_NAMES = EXPERT_NAMES
-SHARDED_STACKS = STACKED_EXPERTS
-EXTRA_STATES = EXPERT_STATES
-SECOND_KEYS = NORM_KEYS
-
-
-def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
-    """Fields of an `Architecture` that Megatron's arguments state."""
-    values = expert_fields(args, file, is_core=is_core)
-    if not values["norm_topk_prob"]:
-        meaning = "raw probabilities as weights of experts, without norms of queries and keys"
-        raise unsupported(args, file, name="moe_router_pre_softmax", meaning=meaning)
-    values["intermediate_size"] = values.pop("expert_size")
-    return values
-
-
+layer = expert_layer
+fields = partial(expert_fields, family="mixtral")
 arguments = expert_arguments
 inexpressible = inexpressible_experts

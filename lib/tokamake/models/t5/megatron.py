@@ -39,11 +39,11 @@ DECODER_LAYER = (
 
 HEADS = (MegatronModule("lm_head", ("head",), "vocabulary"),)
 
-SECOND_KEYS = {
-    "lm_head.output_layer.bias": "output_layer.bias",
-    "position_embeddings.weight": "embedding.position_embeddings.weight",
-}
-"""Further keys of tensors that megatron.core has under two keys, with the first key of each."""
+SECOND_KEYS = (
+    (r"^output_layer\.bias$", "lm_head.output_layer.bias"),
+    (r"^embedding\.position_embeddings\.", "position_embeddings."),
+)
+"""Patterns of keys of tensors that megatron.core has under two keys, and their second keys."""
 
 inexpressible = inexpressible_activation
 

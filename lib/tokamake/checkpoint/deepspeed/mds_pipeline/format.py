@@ -108,6 +108,7 @@ def _file_name(layer: int, rank: int) -> str:
 
 def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Extent]:
     """Write the files without the data of their tensors; number layers from 1 without gaps."""
+    deepspeed_folder.check_model(checkpoint.architecture)
     layout = target.layout
     ranks, stages = target_ranks(checkpoint.architecture, target), layout.pipeline_parallel_size
     _check(checkpoint, layout)
