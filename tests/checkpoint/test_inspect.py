@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.support import dense, hf_folder
 from tests.support.families import FAMILIES, assert_same, weights
+from tests.support.random_tensors import random_tensors
 from tests.support.runs import write_start
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
@@ -52,6 +54,15 @@ def test_a_flipped_bit_is_detected(name: str, folder: Path, tmp_path: Path) -> N
         with pytest.raises(UserError, match=r"damaged: the checksum of .* is wrong; fetch"):
             look()
     assert not (tmp_path / "out").exists()
+
+
+def test_layers_that_predict_further_tokens_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = dense.spread("glm4_moe")
+    hf_folder.write(tmp_path / "hf", shape, random_tensors(shape, 1))
+    inspect(tmp_path / "hf")
+    assert "glm4_moe: 4 layers and 1 MTP layer of 60, MLP 48, 6 heads" in capsys.readouterr().out
 
 
 def test_inspect_describes_a_checkpoint(

@@ -13,10 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.support import hf_folder
+from tests.support import dense, hf_folder
 from tests.support.families import FAMILIES, weights
 from tests.support.paths import ROOT
 from tests.support.programs import torch_python, torchrun
+from tests.support.random_tensors import random_tensors
 from tests.support.ranks import spawn
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
@@ -182,6 +183,18 @@ def test_ranks_hold_only_their_parts(models: Path) -> None:
     for layout in LAYOUTS[2][1:]:
         sizes = [sum(of_rank.values()) for of_rank in spawn(held, 2, folder, layout)]
         assert max(sizes) < 0.6 * whole, layout
+
+
+def test_layers_that_predict_further_tokens_are_left_out_with_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shape = dense.spread("glm4_moe")
+    hf_folder.write(tmp_path / "hf", shape, random_tensors(shape, 1))
+    peers = Peers(Ranks(0, 1, 0, 1), torch.device("cpu"))
+    model = InferenceModel(open_any(tmp_path / "hf"), WHOLE_MODEL, peers=peers)
+    assert {*model._module.layers} == {"0", "1", "2", "3"}
+    line = f"{tmp_path / 'hf'}: 1 MTP layer ignored: for training alone\n"
+    assert capsys.readouterr().out == line
 
 
 def damaged(folder: Path) -> str:

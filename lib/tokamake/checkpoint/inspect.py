@@ -62,8 +62,10 @@ def _lines(checkpoint: "Checkpoint") -> "Iterator[tuple[str, str]]":
 
 def _model(checkpoint: "Checkpoint") -> str:
     shape = checkpoint.architecture
+    further = shape.num_mtp_layers
+    mtp = f"and {counted(further, 'MTP layer')} " if further else ""
     return (
-        f"{shape.family}: {shape.num_hidden_layers} layers of {shape.hidden_size}, "
+        f"{shape.family}: {shape.num_hidden_layers} layers {mtp}of {shape.hidden_size}, "
         f"MLP {shape.intermediate_size}, {shape.num_attention_heads} heads, "
         f"{shape.num_key_value_heads} of keys and values, {shape.position_embedding} positions up "
         f"to {shape.max_position_embeddings}, embedding "

@@ -1,5 +1,6 @@
 """Checks of the settings of mixtures of experts."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,8 +22,8 @@ def check_experts(own: Mapping[str, Any], *, num_layers: int) -> None:
         if own.get(name, 0) < 0:
             raise ValueError(f"{name}: {own[name]}: too small; give 0 or more")
     for name in ("swiglu_alpha", "swiglu_limit"):
-        if own.get(name, 1.0) <= 0:
-            raise ValueError(f"{name}: {own[name]}: too small; give a number above 0")
+        if not 0 < own.get(name, 1.0) < math.inf:
+            raise ValueError(f"{name}: {own[name]}: not a positive number; give one")
     if own.get(_FIRST_DENSE, 0) >= num_layers:
         raise ValueError(
             f"{_FIRST_DENSE}: {own[_FIRST_DENSE]}: none of the {num_layers} layers would have "

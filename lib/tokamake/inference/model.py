@@ -24,6 +24,7 @@ from tokamake.models.common.key_value_cache import KeyValueCache
 from tokamake.parallel import mesh, sharding
 from tokamake.parallel.loss import over_vocabulary, token_losses
 from tokamake.parallel.placement import placements
+from tokamake.runtime.console import counted
 from tokamake.runtime.device import device_memory
 
 _NO_NEEDS = Needs()
@@ -43,7 +44,9 @@ class InferenceModel:
         peers: Peers,
         needs: Needs = _NO_NEEDS,
     ) -> None:
-        # Layers that predict further tokens are of use in training alone.
+        if further := checkpoint.architecture.num_mtp_layers:
+            ignored = f"{counted(further, 'MTP layer')} ignored: for training alone"
+            peers.ranks.print_once(f"{checkpoint.path}: {ignored}")
         self.architecture = checkpoint.architecture.without_mtp
         self.device, self._peers = peers.device, peers
         self.mesh = mesh.SINGLE_RANK

@@ -1,5 +1,7 @@
 """Dispatch of tokens to experts: against a sum over all experts, and bit for bit again."""
 
+import math
+from itertools import product
 from typing import Any
 
 import pytest
@@ -85,9 +87,9 @@ def test_impossible_numbers_of_experts_are_refused(values: Any, message: str) ->
 
 
 def test_settings_of_clamps_above_zero_alone_are_accepted() -> None:
-    for name in ("swiglu_alpha", "swiglu_limit"):
-        with pytest.raises(ValueError, match=f"{name}: 0.0: too small; give a number above 0"):
-            Architecture(**ARCHITECTURES["gpt_oss"].model_dump() | {name: 0.0})
+    for name, value in product(("swiglu_alpha", "swiglu_limit"), (0.0, math.nan, math.inf)):
+        with pytest.raises(ValueError, match=f"{name}: {value}: not a positive number; give"):
+            Architecture(**ARCHITECTURES["gpt_oss"].model_dump() | {name: value})
 
 
 def test_sinks_and_biases_start_at_zero_and_norms_at_one() -> None:
