@@ -136,9 +136,10 @@ TESTED_THROUGH = {
     "data/readers/test_table.py": ["data/readers/arrow", "data/readers/parquet"],
     "data/tokenizers/test_fast.py": ["data/tokenizers/sentencepiece"],
     "data/tokenizers/test_byte_level.py": [
+        "data/tokenizers/_exactness",
         "data/tokenizers/_fast_encoder",
+        "data/tokenizers/_normalization",
         "data/tokenizers/_patterns",
-        "data/tokenizers/_unicode_forms",
     ],
     "optim/test_optim.py": ["optim/_groups"],
     "optim/test_optim_packages.py": ["optim/_schedule_free", "optim/muon"],

@@ -22,7 +22,6 @@
 #include "mapping.hpp"
 #include "shuffle.hpp"
 #include "text.hpp"
-#include "words.hpp"
 
 namespace py = pybind11;
 
@@ -226,37 +225,6 @@ py::array pack(const UInt32Array& ids, const Int64Array& lengths, int64_t bos, i
   throw std::invalid_argument("tokens are packed as uint16 or int32");
 }
 
-std::unique_ptr<tokamake::Words> make_words(const UInt8Array& kinds,
-                                            const std::vector<std::string>& whole,
-                                            size_t capacity) {
-  return std::make_unique<tokamake::Words>(
-      std::vector<uint8_t>(kinds.data(), kinds.data() + kinds.size()), whole, capacity);
-}
-
-py::list split_words(tokamake::Words& words, const py::list& texts) {
-  const auto views = views_of(texts);
-  {
-    py::gil_scoped_release release;
-    words.split(views);
-  }
-  py::list missing;
-  for (const auto word : words.missing()) missing.append(py::str(word.data(), word.size()));
-  return missing;
-}
-
-py::tuple finish_words(tokamake::Words& words, const UInt32Array& ids, const Int64Array& lengths) {
-  words.finish(ids.data(), ids.size(), lengths.data(), lengths.size());
-  py::array_t<uint32_t> all_ids(words.num_tokens());
-  py::array_t<int64_t> all_lengths(words.num_texts());
-  auto* to_ids = all_ids.mutable_data();
-  auto* to_lengths = all_lengths.mutable_data();
-  {
-    py::gil_scoped_release release;
-    words.write(to_ids, to_lengths);
-  }
-  return py::make_tuple(all_ids, all_lengths);
-}
-
 }  // namespace
 
 std::vector<std::string_view> views_of(const py::list& texts) {
@@ -312,12 +280,6 @@ PYBIND11_MODULE(_csrc, module) {
              py::arg("seed"), py::arg("use_one_sent_blocks"));
   module.def("pack", &pack, py::arg("ids").noconvert(), py::arg("lengths").noconvert(),
              py::kw_only(), py::arg("bos"), py::arg("eod"), py::arg("dtype"));
-  py::class_<tokamake::Words>(module, "Words",
-                              "Splits texts into words and caches the tokens of each word.")
-      .def(py::init(&make_words), py::arg("kinds").noconvert(), py::arg("whole"), py::kw_only(),
-           py::arg("capacity"))
-      .def("split", &split_words, py::arg("texts"))
-      .def("finish", &finish_words, py::arg("ids").noconvert(), py::arg("lengths").noconvert());
   bind_bpe_training(module);
   bind_decoding(module);
   bind_language(module);

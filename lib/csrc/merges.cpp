@@ -17,8 +17,8 @@ constexpr size_t kShort = 64;
 }  // namespace
 
 Merges::Merges(const std::array<uint32_t, 256>& bytes, const std::vector<Merge>& merges,
-               WordTable characters, bool shares_ranks)
-    : bytes_(bytes), characters_(std::move(characters)) {
+               WordTable characters, bool shares_ranks, WordTable whole)
+    : bytes_(bytes), characters_(std::move(characters)), whole_(std::move(whole)) {
   size_t size = 4;
   while (3 * size < 4 * merges.size()) size *= 2;
   slots_.resize(size);
@@ -43,6 +43,10 @@ Merges::Merges(const std::array<uint32_t, 256>& bytes, const std::vector<Merge>&
 }
 
 void Merges::encode(std::string_view word, std::vector<uint32_t>& ids) const {
+  if (const auto* const known = whole_.find(word)) {
+    ids.assign(1, *whole_.ids(*known));
+    return;
+  }
   ids.clear();
   if (characters_.empty())
     for (const char byte : word) ids.push_back(bytes_[static_cast<uint8_t>(byte)]);

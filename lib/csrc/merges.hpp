@@ -9,10 +9,11 @@
 
 #include "text.hpp"
 #include "word_cache.hpp"
+#include "word_model.hpp"
 
 namespace tokamake {
 
-class Merges {
+class Merges : public WordModel {
  public:
   struct Merge {
     uint32_t left, right, merged;
@@ -20,13 +21,14 @@ class Merges {
 
   // `bytes` has the tokens of single bytes. `merges` is in order of rank; with `shares_ranks`,
   // adjacent merges to the same token have the same rank. If `characters` has tokens of characters,
-  // bytes are used for other characters only, and a space counts as U+2581.
+  // bytes are used for other characters only, and a space counts as U+2581. `whole` words have a
+  // token, whatever the merges.
   Merges(const std::array<uint32_t, 256>& bytes, const std::vector<Merge>& merges,
-         WordTable characters, bool shares_ranks);
+         WordTable characters, bool shares_ranks, WordTable whole);
 
   // Repeatedly replaces the pair of lowest rank, the leftmost if there are several, by its merged
   // token, until no two neighbors can merge. Replaces `ids` by the tokens of the word.
-  void encode(std::string_view word, std::vector<uint32_t>& ids) const;
+  void encode(std::string_view word, std::vector<uint32_t>& ids) const override;
 
  private:
   static constexpr int kBits = 21;  // of a token or rank: three of them fit into 64 bits
@@ -57,7 +59,7 @@ class Merges {
   // merge, and fits the cache better than slots_.
   std::vector<bool> may_merge_;
   std::vector<uint64_t> slots_;  // hash table with open addressing: pair and rank + 1, or 0
-  WordTable characters_;
+  WordTable characters_, whole_;
 };
 
 }  // namespace tokamake

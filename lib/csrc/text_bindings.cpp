@@ -3,6 +3,7 @@
 #include <array>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -11,9 +12,11 @@
 #include <vector>
 
 #include "bindings.hpp"
-#include "byte_pairs.hpp"
 #include "json_lines.hpp"
+#include "merges.hpp"
+#include "text_encoder.hpp"
 #include "vocabulary.hpp"
+#include "word_pieces.hpp"
 
 namespace py = pybind11;
 
@@ -56,8 +59,9 @@ tokamake::WordTable table_of(const Ids& words) {
   return table;
 }
 
-tokamake::Merges merges_of(const UInt32Array& bytes, const UInt32Array& merges,
-                           const Ids& characters, bool shares_ranks) {
+std::shared_ptr<tokamake::Merges> merges_of(const UInt32Array& bytes, const UInt32Array& merges,
+                                            const Ids& characters, bool shares_ranks,
+                                            const Ids& whole) {
   if (bytes.ndim() != 1 || bytes.size() != 256)
     throw std::invalid_argument("bytes must have a token for each of 256 bytes");
   if (merges.ndim() != 2 || merges.shape(1) != 3)
@@ -68,7 +72,8 @@ tokamake::Merges merges_of(const UInt32Array& bytes, const UInt32Array& merges,
   const uint32_t* row = merges.data();
   for (py::ssize_t i = 0; i < merges.shape(0); ++i, row += 3)
     pairs.push_back({row[0], row[1], row[2]});
-  return tokamake::Merges(singles, pairs, table_of(characters), shares_ranks);
+  return std::make_shared<tokamake::Merges>(singles, pairs, table_of(characters), shares_ranks,
+                                            table_of(whole));
 }
 
 py::list list_of(const tokamake::Vocabulary::Ids& words) {
@@ -96,7 +101,8 @@ py::object model_spans(const py::bytes& definition) {
 }
 
 using UInt16Array = py::array_t<uint16_t, py::array::c_style>;
-using Texts = std::vector<std::tuple<std::string, uint32_t, bool, bool>>;
+using Texts = std::vector<std::tuple<std::string, uint32_t, uint32_t>>;
+using Map = std::tuple<UInt32Array, std::vector<std::string>, UInt8Array>;
 using Split = std::tuple<UInt8Array, UInt16Array, bool, bool>;
 
 std::vector<uint8_t> bytes_of(const UInt8Array& array) {
@@ -117,13 +123,17 @@ tokamake::PreTokenizer pre_tokenizer_of(const std::vector<Split>& splits,
   return tokamake::PreTokenizer(std::move(splitters), bytes_of(joints));
 }
 
-tokamake::AddedTexts added_of(const Texts& ids) {
-  std::vector<tokamake::AddedTexts::Added> texts;
-  for (const auto& [text, id, before, after] : ids)
-    texts.push_back({text, id,
-                     (before ? tokamake::AddedTexts::kBefore : 0) |
-                         (after ? tokamake::AddedTexts::kAfter : 0)});
-  return tokamake::AddedTexts(texts);
+tokamake::AddedTexts added_of(const Texts& texts, const UInt8Array& letters) {
+  std::vector<tokamake::AddedTexts::Added> added;
+  for (const auto& [text, id, flags] : texts) added.push_back({text, id, flags});
+  return tokamake::AddedTexts(added, bytes_of(letters));
+}
+
+tokamake::CharacterMap map_of(const std::optional<Map>& map) {
+  if (!map) return {};
+  const auto& [numbers, texts, ranks] = *map;
+  return tokamake::CharacterMap({numbers.data(), numbers.data() + numbers.size()}, texts,
+                                bytes_of(ranks));
 }
 
 tokamake::Prefix prefix_of(const std::string& name) {
@@ -134,19 +144,28 @@ tokamake::Prefix prefix_of(const std::string& name) {
   return static_cast<tokamake::Prefix>(found - names.begin());
 }
 
-std::unique_ptr<tokamake::BytePairs> make(const UInt32Array& bytes, const UInt32Array& merges,
-                                          const std::vector<Split>& splits, const Ids& characters,
-                                          const UInt8Array& joints, bool shares_ranks,
-                                          const Ids& whole, const Texts& added, const Texts& later,
-                                          const UInt8Array& marks, const std::string& prefix) {
-  return std::make_unique<tokamake::BytePairs>(
-      pre_tokenizer_of(splits, joints), merges_of(bytes, merges, characters, shares_ranks),
-      table_of(whole), added_of(added), added_of(later), tokamake::Normalizer(bytes_of(marks)),
-      prefix_of(prefix));
+std::shared_ptr<tokamake::WordPieces> word_pieces_of(const tokamake::Vocabulary& vocabulary,
+                                                     const std::string& prefix, uint32_t unknown,
+                                                     size_t longest, const UInt8Array& kinds) {
+  return std::make_shared<tokamake::WordPieces>(vocabulary.words(), prefix, unknown, longest,
+                                                bytes_of(kinds));
+}
+
+std::unique_ptr<tokamake::TextEncoder> encoder_of(
+    std::shared_ptr<tokamake::WordModel> model, const std::vector<Split>& splits,
+    const UInt8Array& joints, const Texts& added, const Texts& later, const UInt8Array& letters,
+    const std::optional<Map>& before, const UInt8Array& marks, const std::optional<Map>& after,
+    const std::string& prefix, bool normalizes_words) {
+  tokamake::Normalizer normalizer(map_of(before), bytes_of(marks), map_of(after));
+  return std::make_unique<tokamake::TextEncoder>(
+      std::move(model),
+      tokamake::TextEncoder::Rules{added_of(added, letters), added_of(later, letters),
+                                   std::move(normalizer), pre_tokenizer_of(splits, joints),
+                                   prefix_of(prefix), normalizes_words});
 }
 
 // Encodes texts. Normalizes unknown clusters by `normalize`, and encodes the texts again.
-py::tuple encode_views(tokamake::BytePairs& tokenizer, const std::vector<std::string_view>& views,
+py::tuple encode_views(tokamake::TextEncoder& tokenizer, const std::vector<std::string_view>& views,
                        const py::function& normalize) {
   Int64Array lengths(static_cast<py::ssize_t>(views.size()));
   UInt32Array ids(static_cast<py::ssize_t>(tokenizer.room_for(views)));
@@ -167,12 +186,12 @@ py::tuple encode_views(tokamake::BytePairs& tokenizer, const std::vector<std::st
   }
 }
 
-py::tuple encode(tokamake::BytePairs& tokenizer, const py::list& texts,
+py::tuple encode(tokamake::TextEncoder& tokenizer, const py::list& texts,
                  const py::function& normalize) {
   return encode_views(tokenizer, views_of(texts), normalize);
 }
 
-py::tuple encode_utf8(tokamake::BytePairs& tokenizer, const UInt8Array& utf8,
+py::tuple encode_utf8(tokamake::TextEncoder& tokenizer, const UInt8Array& utf8,
                       const Int64Array& ends, const py::function& normalize) {
   const auto* const text = reinterpret_cast<const char*>(utf8.data());
   std::vector<std::string_view> views;
@@ -215,13 +234,24 @@ void bind_texts(py::module_& module) {
         const auto joints = vocabulary.joints();
         return UInt8Array(static_cast<py::ssize_t>(joints.size()), joints.data());
       });
-  py::class_<tokamake::BytePairs>(module, "BytePairs", "Byte pair encoding.")
-      .def(py::init(&make), py::arg("bytes").noconvert(), py::arg("merges").noconvert(),
-           py::kw_only(), py::arg("splits") = py::list(), py::arg("characters") = py::list(),
-           py::arg("joints").noconvert() = UInt8Array(0), py::arg("shares_ranks") = false,
-           py::arg("whole") = py::list(), py::arg("added") = py::list(),
-           py::arg("later") = py::list(), py::arg("marks").noconvert() = UInt8Array(0),
-           py::arg("prefix") = "")
+  using tokamake::WordModel;
+  py::class_<WordModel, std::shared_ptr<WordModel>>(module, "WordModel", "Encodes words.");
+  py::class_<tokamake::Merges, WordModel, std::shared_ptr<tokamake::Merges>>(module, "BytePairs",
+                                                                             "Byte pair encoding.")
+      .def(py::init(&merges_of), py::arg("bytes").noconvert(), py::arg("merges").noconvert(),
+           py::kw_only(), py::arg("characters") = py::list(), py::arg("shares_ranks") = false,
+           py::arg("whole") = py::list());
+  py::class_<tokamake::WordPieces, WordModel, std::shared_ptr<tokamake::WordPieces>>(
+      module, "WordPieces", "WordPiece.")
+      .def(py::init(&word_pieces_of), py::arg("vocabulary"), py::kw_only(), py::arg("prefix"),
+           py::arg("unknown"), py::arg("longest"), py::arg("kinds").noconvert());
+  py::class_<tokamake::TextEncoder>(module, "TextEncoder", "Encodes texts by a model of words.")
+      .def(py::init(&encoder_of), py::arg("model"), py::kw_only(), py::arg("splits") = py::list(),
+           py::arg("joints").noconvert() = UInt8Array(0), py::arg("added") = py::list(),
+           py::arg("later") = py::list(), py::arg("letters").noconvert() = UInt8Array(0),
+           py::arg("before") = py::none(), py::arg("marks").noconvert() = UInt8Array(0),
+           py::arg("after") = py::none(), py::arg("prefix") = "",
+           py::arg("normalizes_words") = false)
       .def("encode", &encode, py::arg("texts"), py::arg("normalize"))
       .def("encode_utf8", &encode_utf8, py::arg("utf8").noconvert(), py::arg("ends").noconvert(),
            py::arg("normalize"));

@@ -36,6 +36,7 @@ class Vocabulary {
   const std::vector<Merges::Merge>& merges() const { return merges_; }
 
   using Ids = std::vector<std::pair<std::string, uint32_t>>;
+  const Ids& words() const { return words_; }
   // Tokens of single characters.
   Ids characters() const;
   // Words of bytes: each of 256 characters of `alphabet` stands for a byte. Other words are left

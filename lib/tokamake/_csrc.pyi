@@ -6,6 +6,7 @@ ValueError or IndexError. No object is thread-safe, except LanguageModel.
 
 from collections.abc import Callable
 from os import PathLike
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -344,33 +345,6 @@ def pack(
         dtype: uint16 or int32. IndexError: a token does not fit.
     """
 
-class Words:
-    """Splits texts into words and caches the tokens of each word.
-
-    For tokenizers whose tokens of a text are the concatenated tokens of its words.
-    """
-
-    def __init__(self, kinds: npt.NDArray[np.uint8], whole: list[str], *, capacity: int) -> None:
-        """Start with an empty cache.
-
-        Args:
-            kinds: (0x110000,) kind of each code point: 0 part of a word, 1 space between words,
-                without tokens, 2 always a word of its own.
-            whole: text between two spaces is one word if it contains one of these.
-            capacity: bytes of words and tokens; a larger cache is cleared.
-        """
-
-    def split(self, texts: list[str]) -> list[str]:
-        """Split texts and return the words without cached tokens."""
-
-    def finish(
-        self, ids: npt.NDArray[np.uint32], lengths: npt.NDArray[np.int64]
-    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
-        """Add the concatenated tokens of these words, with the number of tokens of each word.
-
-        Returns (tokens,) concatenated tokens of the texts, and (texts,) tokens of each text.
-        """
-
 def json_texts(
     lines: bytes | memoryview, key: str
 ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
@@ -451,7 +425,10 @@ class Vocabulary:
         A space counts as U+2581. Bytes within a character have joints.
         """
 
-class BytePairs:
+class WordModel:
+    """Encodes words. Several encoders may share a model."""
+
+class BytePairs(WordModel):
     """Byte pair encoding of bytes, or of characters."""
 
     def __init__(
@@ -459,37 +436,86 @@ class BytePairs:
         bytes: npt.NDArray[np.uint32],
         merges: npt.NDArray[np.uint32],
         *,
-        splits: list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint16], bool, bool]] = ...,
         characters: list[tuple[bytes, int]] = ...,
-        joints: npt.NDArray[np.uint8] = ...,
         shares_ranks: bool = False,
         whole: list[tuple[bytes, int]] = ...,
-        added: list[tuple[str, int, bool, bool]] = ...,
-        later: list[tuple[str, int, bool, bool]] = ...,
-        marks: npt.NDArray[np.uint8] = ...,
-        prefix: str = "",
     ) -> None:
-        """Start with an empty cache of words.
+        """Build tables of the merges.
 
         Args:
             bytes: (256,) tokens of single bytes.
             merges: (merges, 3) left, right and merged token, in order of rank.
+            characters: tokens of characters, in UTF-8; `bytes` are for all others. Spaces count as
+                U+2581. Empty: all text is bytes.
+            shares_ranks: adjacent merges to the same token have the same rank.
+            whole: words that have a token, whatever the merges.
+        """
+
+class WordPieces(WordModel):
+    """WordPiece: the longest piece at each place of a word."""
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        prefix: str,
+        unknown: int,
+        longest: int,
+        kinds: npt.NDArray[np.uint8],
+    ) -> None:
+        """Build a trie of the pieces.
+
+        Args:
+            vocabulary: pieces and their tokens.
+            prefix: begins the pieces that do not begin a word.
+            unknown: token of a word that is no sequence of pieces.
+            longest: characters of the longest word; longer ones are unknown.
+            kinds: (0x110000,) kind of each code point: 0 part of a word, 1 space between words, 2
+                a word of its own.
+        """
+
+_Map: TypeAlias = tuple[npt.NDArray[np.uint32], list[str], npt.NDArray[np.uint8]]
+
+class TextEncoder:
+    """Encodes texts word by word."""
+
+    def __init__(
+        self,
+        model: WordModel,
+        *,
+        splits: list[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint16], bool, bool]] = ...,
+        joints: npt.NDArray[np.uint8] = ...,
+        added: list[tuple[str, int, int]] = ...,
+        later: list[tuple[str, int, int]] = ...,
+        letters: npt.NDArray[np.uint8] = ...,
+        before: _Map | None = None,
+        marks: npt.NDArray[np.uint8] = ...,
+        after: _Map | None = None,
+        prefix: str = "",
+        normalizes_words: bool = False,
+    ) -> None:
+        """Start with an empty cache of words.
+
+        Args:
             splits: an expression each, as an `Automaton` of `data.tokenizers._patterns`, and
                 whether its matches and the text between them are words. Classes are of code
                 points, or of 256 bytes. Each split gets the words of the one before.
-            characters: tokens of characters, in UTF-8; `bytes` are for all others. Spaces count as
-                U+2581. Empty: all text is bytes.
             joints: (65536,) whether a word can go on from a byte to the next one, in place of
                 `splits`.
-            shares_ranks: adjacent merges to the same token have the same rank.
-            whole: words that have a token, whatever the merges.
-            added: added texts, their tokens, and whether each takes white space before and after
-                it along; they are found before the text is normalized.
+            added: added texts, their tokens, and flags: 1 and 2 take white space before and after
+                the text along, 4 finds it as a whole word only. They are found before the text is
+                normalized.
             later: further ones that are found in normalized text.
-            marks: (0x110000,) characters that are normalized, with the one before; may be empty.
+            letters: (0x110000,) whether a character belongs to a word, for flag 4.
+            before: texts of single characters, a `Map` of `data.tokenizers._normalization`.
+            marks: (0x110000,) characters that are normalized next, with the one before: 1, or 2 if
+                the one after belongs to them, too. May be empty.
+            after: texts of single characters of the result.
             prefix: when a space begins the text between added tokens: "" (never), "always",
                 "unless space" or "unless mark" (a space or U+2581) begins it already, or "first
                 unless mark", for text that begins a document.
+            normalizes_words: words are split and looked up as they are in the text, and normalized
+                only for the model.
         """
 
     def encode(

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 
 from tests.conftest import documents
 from tests.support.tokenizer_texts import BYTES, byte_level, changed, sequence, split
@@ -107,20 +108,21 @@ def test_little_text_loads_no_fast_encoder(
 def test_unsupported_tokenizers_use_their_own_package(
     tmp_path: Path, from_first_text: None
 ) -> None:
-    words = ["[UNK]", "[SEP]", "[CLS]", "hello", "##s", "world"]
-    (tmp_path / "vocab.txt").write_text("\n".join(words))
-    tokenizer = open_tokenizer(tmp_path)
-    encoder = Encoder(tokenizer, workers=2)
-    assert rows(encoder(["Hellos world", "", "x"])) == [[3, 4, 5], [], [0]]
+    model = tokenizers.models.WordLevel({"<eod>": 0, "hello": 1, "?": 2}, "?")
+    tokenizers.Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<eod>"}')
+    encoder = Encoder(open_tokenizer(tmp_path), workers=2)
+    assert rows(encoder(["hello", "", "x"])) == [[1], [], [2]]
     assert encoder.name.split()[0] == "tokenizers"
-    assert encoder.fallback_reason == "the model's type is 'WordPiece'"
+    assert encoder.fallback_reason == "the model's type is 'WordLevel'"
 
 
 @pytest.mark.parametrize(
     ("path", "value", "package"),
     [
         ("normalizer", {"type": "NFC"}, "tokamake"),
-        ("normalizer", {"type": "Lowercase"}, "tokenizers"),
+        ("normalizer", {"type": "Lowercase"}, "tokamake"),
+        ("normalizer", {"type": "Prepend", "prepend": "a"}, "tokenizers"),
         ("pre_tokenizer", sequence(split(), BYTES), "tokamake"),
         ("pre_tokenizer", sequence(split(regex=r"\p{L}+|\S"), BYTES), "tokamake"),
     ],
@@ -136,7 +138,7 @@ def test_each_tokenizer_gets_its_fastest_exact_encoder(
     assert rows(encoder(texts)) == tokenizer.encode_batch(texts)
     assert encoder.name.split()[0] == package
     is_reference = package == "tokenizers"
-    assert encoder.fallback_reason == ("its normalizer is Lowercase" if is_reference else "")
+    assert encoder.fallback_reason == ("its normalizer is Prepend" if is_reference else "")
 
 
 def wrong(monkeypatch: pytest.MonkeyPatch, which: str) -> None:

@@ -30,7 +30,7 @@ from tests.support.tokenizer_texts import (
     shuffled,
     split,
 )
-from tokamake._csrc import BytePairs, Vocabulary, model_spans
+from tokamake._csrc import BytePairs, TextEncoder, Vocabulary, WordPieces, model_spans
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.data.tokenizers._byte_level import GPT2
 from tokamake.data.tokenizers._fast import wrap
@@ -105,6 +105,8 @@ def test_added_tokens_take_white_space_along(gpt2: Json) -> None:
         {"content": "<b>", "lstrip": True, "rstrip": True},
         {"content": "<a>b", "rstrip": True},
         {"content": "[c]", "normalized": True, "lstrip": True, "rstrip": True},
+        {"content": "é", "single_word": True},
+        {"content": "<b", "single_word": True, "normalized": True},
     ]
     texts = ["<a>", "<b>", "[c]", "b", "<", " ", " ", "\n", "\t", "é"]
     texts += [*"\x1c\x1f\x85\xa0\u1680\u180e\u2003\u200b\u2029\u202f\u205f\u3000"]
@@ -250,15 +252,26 @@ def test_every_pre_tokenizer_gives_the_same_tokens(gpt2: Json, name: str) -> Non
     assert encode(texts) == reference(texts)  # from the cache
 
 
-@pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "NFKD"])
-def test_normalized_texts_give_the_same_tokens(gpt2: Json, form: str) -> None:
+NORMALIZERS = {
+    **{form: [{"type": form}] for form in ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Nmt")},
+    "NFKC, lower case": [{"type": "NFKC"}, {"type": "Lowercase"}],
+    "lower case, NFC": [{"type": "Lowercase"}, {"type": "NFC"}],
+    "without accents": [{"type": step} for step in ("NFD", "Lowercase", "StripAccents")],
+    "replaced": [{"type": "Replace", "pattern": {"String": "a"}, "content": "é>"}],
+}
+
+
+@pytest.mark.parametrize("name", NORMALIZERS)
+def test_normalized_texts_give_the_same_tokens(gpt2: Json, name: str) -> None:
     tokens = [
         {"content": "<é>"},
         {"content": ">a", "normalized": True},
         {"content": "é"[:1] + "\u0301"},
     ]
     tokens = [token for token in tokens if token["content"] != "é"]
-    definition = changed(added(gpt2, *tokens), "normalizer", {"type": form})
+    definition = changed(
+        added(gpt2, *tokens), "normalizer", {"type": "Sequence", "normalizers": NORMALIZERS[name]}
+    )
     reference, encode = encoders(definition)
     marks = [
         *"a>é<é>",
@@ -309,7 +322,7 @@ def test_many_added_tokens_of_two_kinds_give_the_same_tokens(gpt2: Json) -> None
 REFUSED = {
     "dropout": ("model/dropout", 0.5),
     "end of word": ("model/end_of_word_suffix", "</w>"),
-    "normalizer": ("normalizer", {"type": "Lowercase"}),
+    "normalizer": ("normalizer", {"type": "Strip", "strip_left": True, "strip_right": True}),
     "look behind": ("pre_tokenizer", sequence(split(regex=r"(?<=a)b"), BYTES)),
     "a lazy quantifier": ("pre_tokenizer", sequence(split(regex="a+?"), BYTES)),
     "a possessive quantifier": ("pre_tokenizer", sequence(split(regex=r"(?:ab)++"), BYTES)),
@@ -346,7 +359,6 @@ def test_tokenizers_not_known_to_be_exact_are_refused(gpt2: Json, change: str) -
 
 
 def test_added_tokens_and_vocabularies_that_are_not_exact_are_refused(gpt2: Json) -> None:
-    assert "has single_word" in reason(added(gpt2, {"content": "<a>", "single_word": True}))
     stripped = added(gpt2, {"content": "<a>", "rstrip": True}, {"content": " "})
     assert "has rstrip" in reason(stripped)
     assert "another number" in reason(added(gpt2, {"content": "a"}))
@@ -404,13 +416,12 @@ def test_byte_pairs_check_their_arguments() -> None:
         transitions: np.ndarray = transitions,
         singles: np.ndarray = singles,
         merges: np.ndarray = no_merges,
-        added: tuple[tuple[str, int, bool, bool], ...] = (),
+        added: tuple[tuple[str, int, int], ...] = (),
         marks: np.ndarray = no_marks,
         **options: Any,
-    ) -> BytePairs:
-        return BytePairs(
-            singles,
-            merges,
+    ) -> TextEncoder:
+        return TextEncoder(
+            BytePairs(singles, merges),
             splits=[(classes, transitions, True, True)],
             added=list(added),
             marks=marks,
@@ -432,8 +443,13 @@ def test_byte_pairs_check_their_arguments() -> None:
         make(transitions=transitions + np.uint16(1))
     with pytest.raises(ValueError, match="a mark for each"):
         make(marks=classes[:-1])
-    with pytest.raises(ValueError, match="ASCII"):
-        make(marks=np.ones_like(classes))
+    numbers = np.zeros(0x110000, np.uint32)
+    with pytest.raises(ValueError, match="an entry for each"):
+        make(after=(numbers[1:], [""], no_marks))
+    with pytest.raises(ValueError, match="a text that it lacks"):
+        make(before=(numbers + np.uint32(1), [""], no_marks))
+    with pytest.raises(ValueError, match="a kind for each"):
+        WordPieces(Vocabulary(b"{}", b"[]"), prefix="", unknown=0, longest=1, kinds=no_marks)
     with pytest.raises(ValueError, match="256 bytes"):
         make(singles=singles[1:])
     with pytest.raises(ValueError, match="three columns"):
@@ -448,7 +464,11 @@ def test_byte_pairs_check_their_arguments() -> None:
     with pytest.raises(ValueError, match="unknown prefix"):
         make(prefix="first")
     with pytest.raises(ValueError, match="not empty"):
-        make(added=(("", 1, False, False),))
+        make(added=(("", 1, 0),))
+    with pytest.raises(ValueError, match="a letter for each"):
+        make(added=(("a", 1, 4),))
+    with pytest.raises(ValueError, match="words are normalized"):
+        make(later=[("a", 1, 0)], normalizes_words=True)
     with pytest.raises(TypeError):
         make(singles=singles.astype(np.int64))
     with pytest.raises(UnicodeEncodeError):

@@ -11,24 +11,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import chain
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokamake._csrc import Words
 from tokamake.data.readers import Utf8
 from tokamake.data.tokenizers import Tokenizer, failure
 from tokamake.data.tokenizers import _fast_encoder as fast_encoder
 from tokamake.data.tokenizers._fast_encoder import FastEncoder
 from tokamake.runtime.cores import set_malloc_options
 
-# Lengths are in characters, except _WORD_CACHE_BYTES.
+# Lengths are in characters.
 _FAST_THRESHOLD = 2_000_000  # from here on a fast encoder pays: loading takes 0.1 to 0.5 s
 _PART_TEXTS = 1 << 16  # per call of the reference tokenizer: each text takes some memory
 _REFERENCE_CHUNK = 4_000_000  # per call of the reference tokenizer, which needs much memory
 _MAX_THREADS = 4  # one reader and one writer thread cannot feed more
-_WORD_CACHE_BYTES = 64 << 20  # words whose tokens are cached
 # Both encoders encode the first _FIRST_SAMPLE characters, then _SAMPLE characters around every
 # _SAMPLE_STEP-th one. The reference is about 100 times slower: 1 in 4,000 costs a few percent.
 _FIRST_SAMPLE = 100_000
@@ -75,7 +73,6 @@ class Encoder:
         self._workers = workers
         self._idle: list[FastEncoder] = []
         self._is_loaded = False
-        self._words: Words | Literal[False] | None = None  # None: not yet created; False: no rules
         self._fallback_reason = None if fast else reason  # None: not yet known
         self._num_characters = 0
         self._lock = threading.Lock()
@@ -171,15 +168,8 @@ class Encoder:
         return fast
 
     def _encode_by_reference(self, texts: Sequence[str]) -> Encoded:
-        texts = list(texts)
         with self._reference_lock:  # keeps its memory independent of the number of threads
-            if self._words is None:
-                rules = self._tokenizer.word_rules()
-                self._words = Words(*rules, capacity=_WORD_CACHE_BYTES) if rules else False
-            if self._words:
-                new_words = self._words.split(texts)
-                return Encoded(*self._words.finish(*self._encode_in_chunks(new_words)))
-            return self._encode_in_chunks(texts)
+            return self._encode_in_chunks(list(texts))
 
     def _encode_in_chunks(self, texts: list[str]) -> Encoded:
         ids = [np.empty(0, np.uint32)]

@@ -8,14 +8,11 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from tokamake import plugins
 from tokamake.errors import UserError
 from tokamake.files import read_json
-
-if TYPE_CHECKING:
-    from tokamake.data.tokenizers._word_rules import WordRules
 
 CONFIGS = ("tokenizer_config.json", "special_tokens_map.json")
 """Files beside a tokenizer that name its special tokens."""
@@ -65,8 +62,6 @@ class Tokenizer:
     """False: text is token ids separated by spaces, whose bytes say nothing about the data."""
     package: str = ""
     """The tokenizer's own package: tokenizers or sentencepiece."""
-    word_rules: Callable[[], "WordRules | None"] = lambda: None
-    """Rules to split texts into words that can be encoded alone; None if there are none."""
     definition: Callable[[], bytes] = bytes
     """Text of tokenizer.json, or the SentencePiece model. It determines the tokens."""
     fingerprint: str = ""

@@ -3,14 +3,13 @@
 tests/data/tokenizers/test_byte_level.py compares the tokens.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tokamake._csrc import Vocabulary
-from tokamake.data.tokenizers._exactness import Json, Unsupported, byte_alphabet
+from tokamake._csrc import BytePairs, Vocabulary
+from tokamake.data.tokenizers._exactness import Json, Unsupported, byte_alphabet, flat_steps
 from tokamake.data.tokenizers._patterns import compile_pattern
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -30,12 +29,11 @@ def arguments(tokenizer: Json, vocabulary: Vocabulary) -> dict[str, Any]:
     model = tokenizer["model"]
     alphabet = [character for _, character in sorted(byte_alphabet().items())]
     singles = byte_ids(vocabulary, alphabet)
+    whole = vocabulary.byte_words([*map(ord, alphabet)]) if model.get("ignore_merges") else []
     splits, prefix = _splits(tokenizer.get("pre_tokenizer"))
     return {
+        "model": BytePairs(singles, vocabulary.merges(), whole=whole),
         "splits": splits,
-        "bytes": singles,
-        "merges": vocabulary.merges(),
-        "whole": vocabulary.byte_words([*map(ord, alphabet)]) if model.get("ignore_merges") else [],
         "prefix": prefix,
     }
 
@@ -50,7 +48,7 @@ def byte_ids(vocabulary: Vocabulary, texts: list[str]) -> NDArray[np.uint32]:
 
 def _splits(pre_tokenizer: Json | None) -> tuple[list[_Split], str]:
     """Splits of a pre-tokenizer, and the prefix of each text."""
-    steps = [*_flat(pre_tokenizer, "pretokenizers")]
+    steps = [*flat_steps(pre_tokenizer, "pretokenizers")]
     places = [place for place, step in enumerate(steps) if step["type"] == "ByteLevel"]
     if len(places) != 1:
         raise Unsupported("its pre_tokenizer does not split text into bytes once")
@@ -67,15 +65,6 @@ def _splits(pre_tokenizer: Json | None) -> tuple[list[_Split], str]:
             classes = classes[[ord(character) for _, character in sorted(byte_alphabet().items())]]
         splits.append((classes, transitions, *kept))
     return splits, "unless space" if has_prefix else ""
-
-
-def _flat(step: Json | None, key: str) -> Iterator[Json]:
-    """Yield the steps of a Sequence, and of those in it."""
-    if step and step["type"] == "Sequence":
-        for part in step[key]:
-            yield from _flat(part, key)
-    elif step:
-        yield step
 
 
 def _pattern(step: Json) -> tuple[str, tuple[bool, bool]]:

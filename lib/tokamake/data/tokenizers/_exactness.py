@@ -3,21 +3,33 @@
 A reason is a clause whose subject "it" is the tokenizer.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from tokamake._csrc import Vocabulary
 
 Json = dict[str, Any]
-_ALLOWED_MODEL = {
-    "type": ("BPE",),
-    "dropout": (None, 0),
-    "continuing_subword_prefix": (None, ""),
-    "end_of_word_suffix": (None, ""),
+_ALLOWED = {
+    "BPE": {
+        "dropout": (None, 0),
+        "continuing_subword_prefix": (None, ""),
+        "end_of_word_suffix": (None, ""),
+    },
+    "WordPiece": {},
 }
 
 
 class Unsupported(Exception):
     """Why something cannot be compiled: a clause whose subject "it" is the tokenizer."""
+
+
+def flat_steps(step: Json | None, key: str) -> Iterator[Json]:
+    """Yield the steps of a Sequence of normalizers or pre-tokenizers, and of those in it."""
+    if step and step["type"] == "Sequence":
+        for part in step[key]:
+            yield from flat_steps(part, key)
+    elif step:
+        yield step
 
 
 def byte_alphabet() -> dict[int, str]:
@@ -30,8 +42,10 @@ def byte_alphabet() -> dict[int, str]:
 
 
 def check_model(model: Json) -> None:
-    """Raise Unsupported unless a model is a BPE whose tokens depend on the words alone."""
-    for key, allowed in _ALLOWED_MODEL.items():
+    """Raise Unsupported unless the tokens of a model depend on the words alone."""
+    if (kind := model["type"]) not in _ALLOWED:
+        raise Unsupported(f"the model's type is {kind!r}")
+    for key, allowed in _ALLOWED[kind].items():
         if model.get(key) not in allowed:
             raise Unsupported(f"the model's {key} is {model.get(key)!r}")
 
@@ -45,6 +59,5 @@ def check_added(added: list[Json], vocabulary: Vocabulary) -> None:
         if not token["content"]:
             raise Unsupported("an added token is empty")
         # After rstrip, tokenizers finds a token of spaces a second time.
-        for flag in ("single_word", *["rstrip"] * spaces):
-            if token.get(flag):
-                raise Unsupported(f'the added token "{token["content"]}" has {flag}')
+        if spaces and token.get("rstrip"):
+            raise Unsupported(f'the added token "{token["content"]}" has rstrip')

@@ -22,7 +22,6 @@ from tokamake.data.tokenizers import (
     special_token,
     token_text,
 )
-from tokamake.data.tokenizers._word_rules import word_rules
 from tokamake.errors import UserError
 from tokamake.files import read_json
 
@@ -114,7 +113,6 @@ def wrap(
         decode=lambda ids: fast.decode(ids, skip_special_tokens=False),
         package="tokenizers",
         definition=cache(lambda: _definition(fast, merges)),
-        word_rules=lambda: word_rules(fast),
         read_special_tokens_as_text=lambda: _read_special_tokens_as_text(fast, complete),
     )
 

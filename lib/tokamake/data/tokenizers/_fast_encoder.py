@@ -1,4 +1,4 @@
-"""BPE tokenizers, implemented in lib/csrc. Its memory is bounded.
+"""Tokenizers implemented in lib/csrc. The memory of an encoder is bounded.
 
 `tokenize.encoder` is the only caller, and compares samples with the tokenizer's own package.
 """
@@ -10,12 +10,14 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from tokamake._csrc import BytePairs, Vocabulary, model_spans
+from tokamake._csrc import TextEncoder, Vocabulary, model_spans
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.data.tokenizers import _byte_level as byte_level
 from tokamake.data.tokenizers import _sentencepiece_style as sentencepiece_style
+from tokamake.data.tokenizers import _word_pieces as word_pieces
 from tokamake.data.tokenizers._exactness import Json, Unsupported, check_added, check_model
-from tokamake.data.tokenizers._unicode_forms import Normalize, marks_and_function
+from tokamake.data.tokenizers._normalization import Normalize, compile_normalizer
+from tokamake.data.tokenizers._patterns import letters
 
 
 class _Rules(NamedTuple):
@@ -46,7 +48,7 @@ class FastEncoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         rules = _rules(tokenizer.package, tokenizer.definition())
         self._normalize = rules.normalize
-        self._encoder = BytePairs(**rules.arguments)
+        self._encoder = TextEncoder(**rules.arguments)
 
     def encode(self, texts: list[str]) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
         """Return the concatenated token ids of all texts, and the number of tokens of each."""
@@ -62,8 +64,9 @@ class FastEncoder:
 def _read(definition: bytes) -> tuple[Json, Vocabulary]:
     """The definition without its vocabulary and merges, and these two."""
     if (spans := model_spans(definition)) is None:
-        check_model(orjson.loads(definition)["model"])
-        raise Unsupported("its definition has no merges")
+        tokenizer = orjson.loads(definition)
+        check_model(tokenizer["model"])
+        return tokenizer, Vocabulary(orjson.dumps(tokenizer["model"].pop("vocab")), b"[]")
     vocab, merges = (slice(*span) for span in spans[:2])
     first, second = sorted((vocab, merges), key=lambda span: span.start)
     parts = definition[: first.start], definition[first.stop : second.start]
@@ -81,22 +84,28 @@ def _rules(package: str, definition: bytes) -> _Rules:
     if package != "tokenizers":
         raise Unsupported("it is of another kind")
     tokenizer, vocabulary = _read(definition)
-    model, added = tokenizer["model"], tokenizer.get("added_tokens") or []
+    added = tokenizer.get("added_tokens") or []
     check_added(added, vocabulary)
-    if model.get("byte_fallback"):
+    is_sentencepiece = tokenizer["model"].get("byte_fallback")
+    normalizer = None if is_sentencepiece else tokenizer.get("normalizer")
+    normalization = compile_normalizer(orjson.dumps(normalizer))
+    if is_sentencepiece:
         arguments = sentencepiece_style.json_arguments(tokenizer, vocabulary)
-        marks, normalize = marks_and_function(None)
+    elif tokenizer["model"]["type"] == "WordPiece":
+        arguments = word_pieces.arguments(tokenizer, vocabulary, normalization)
     else:
         arguments = byte_level.arguments(tokenizer, vocabulary)
-        marks, normalize = marks_and_function(tokenizer.get("normalizer"))
-    arguments |= {
+    normalized = [token for token in added if token.get("normalized")]
+    arguments |= normalization.arguments | {
         "added": [_found(t["content"], t) for t in added if not t.get("normalized")],
-        "later": [_found(normalize(t["content"]), t) for t in added if t.get("normalized")],
-        "marks": marks,
+        "later": [_found(normalization.whole(t["content"]), t) for t in normalized],
     }
-    return _Rules(arguments, normalize)
+    if any(token.get("single_word") for token in added):
+        arguments["letters"] = letters()
+    return _Rules(arguments, normalization.clusters)
 
 
-def _found(text: str, token: Json) -> tuple[str, int, bool, bool]:
+def _found(text: str, token: Json) -> tuple[str, int, int]:
     """An added token as lib/csrc finds it."""
-    return text, token["id"], bool(token.get("lstrip")), bool(token.get("rstrip"))
+    flags = (token.get("lstrip"), token.get("rstrip"), token.get("single_word"))
+    return text, token["id"], sum(bool(flag) << bit for bit, flag in enumerate(flags))

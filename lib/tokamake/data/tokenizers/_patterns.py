@@ -7,7 +7,7 @@ alternative wins. Constructs that cannot be compiled raise `Unsupported`.
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -22,9 +22,12 @@ _UNASSIGNED, _PRIVATE = 0x50000, 0xF8000  # stand for the other planes
 _PRIVATE_PLANES = (slice(0xF0000, 0xFFFFE), slice(0x100000, 0x10FFFE))
 _CODES = np.r_[_POINTS, _UNASSIGNED, _PRIVATE]
 _TEXT = _CODES.astype("<u4").tobytes().decode("utf-32-le")
+CHARACTERS = [*_TEXT]
+"""Each character of the known planes, and one of all others that are unassigned or private."""
 _SIZES = 1 + (_CODES >= 0x80) + (_CODES >= 0x800) + (_CODES >= 0x10000)  # in UTF-8
 _BEGINS = np.r_[0, np.cumsum(_SIZES)]
 _MAX_CLASSES = 64
+_TRIED = 64  # characters that are tried at once: each try reads the text before it
 _MAX_ENTRIES = 1 << 15  # of an automaton: their index has 15 bits
 _QUANTIFIER = re.compile(r"([?*+]|\{(\d+)(?:(,)(\d*))?\})([+?]?)")
 _COUNTS = {"?": (0, 1), "*": (0, None), "+": (1, None)}
@@ -46,22 +49,28 @@ class Automaton(NamedTuple):
 @cache
 def compile_pattern(expression: str) -> Automaton:
     """Compile an expression; Unsupported if an unknown construct occurs."""
+    return compile_sets(expression, {})
+
+
+def compile_sets(expression: str, named: Mapping[str, NDArray[np.bool_]]) -> Automaton:
+    """`compile_pattern` with further character classes, whose names begin with NUL."""
     if any(ord(character) >= _POINTS[-1] for character in expression):
         raise Unsupported("its expression names characters of unknown planes")
     parser = _Parser(expression)
     tree = parser.parse()
     if _is_nullable(tree):
         raise Unsupported("its expression matches an empty text")
-    members = np.array([matching(text) for text in parser.sets] or [np.zeros(len(_TEXT), bool)])
+    sets = [named[text] if text in named else matching(text) for text in parser.sets]
+    members = np.array(sets or [np.zeros(len(_TEXT), bool)])
     codes = sum(row.astype(np.uint64) << np.uint64(bit) for bit, row in enumerate(members))
     _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
     transitions = _transitions(_program(tree), members[:, first])
     return Automaton(of_all_points(inverse.astype(np.uint8)), transitions)
 
 
-def of_all_points(values: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """(0x110000,) value of each code point, from one value for each character of _TEXT."""
-    everywhere = np.full(0x110000, values[-2], np.uint8)
+def of_all_points(values: NDArray[Any]) -> NDArray[Any]:
+    """(0x110000,) value of each code point, from one value for each of CHARACTERS."""
+    everywhere = np.full(0x110000, values[-2], values.dtype)
     everywhere[_POINTS] = values[:-2]
     for plane in _PRIVATE_PLANES:
         everywhere[plane] = values[-1]
@@ -81,6 +90,7 @@ def matching(expression: str) -> NDArray[np.bool_]:
     named = {
         "\0Digits": lambda: pre_tokenizers.Digits(individual_digits=False),
         "\0Punctuation": lambda: pre_tokenizers.Punctuation("contiguous"),
+        "\0Visible": pre_tokenizers.WhitespaceSplit,
     }
     try:
         regex = Regex("" if expression in named else f"(?:{expression})+")
@@ -93,11 +103,28 @@ def matching(expression: str) -> NDArray[np.bool_]:
     splits.pre_tokenize(pieces)
     # Digits and Punctuation keep the other characters, too; the first one, NUL, is such.
     spans = [span for _, span, _ in pieces.get_splits("original", "byte")]
-    edges = np.array(spans[1::2] if expression[0] == "\0" else spans).reshape(-1, 2)
+    keeps_all = expression in ("\0Digits", "\0Punctuation")
+    edges = np.array(spans[1::2] if keeps_all else spans).reshape(-1, 2)
     changes = np.zeros(len(_BEGINS), np.int8)
     for change, places in zip((1, -1), np.searchsorted(_BEGINS, edges).T, strict=True):
         changes[places] += np.int8(change)
     return np.cumsum(changes[:-1], dtype=np.int8).astype(bool)
+
+
+@cache
+def letters() -> NDArray[np.uint8]:
+    """(0x110000,) whether an added token with single_word is not found beside a character."""
+    from tokenizers import AddedToken, Tokenizer, models
+
+    probe = Tokenizer(models.WordLevel({"?": 0}, "?"))
+    probe.add_tokens([AddedToken("<>", single_word=True, normalized=False)])
+    found = np.zeros(len(CHARACTERS), np.uint8)
+    parts = range(0, len(CHARACTERS), _TRIED)
+    texts = ["".join(f"{c}<>\n" for c in CHARACTERS[part : part + _TRIED]) for part in parts]
+    for part, encoding in zip(parts, probe.encode_batch(texts), strict=True):
+        for token, (begin, _) in zip(encoding.ids, encoding.offsets, strict=True):
+            found[part + begin // 4] |= token == 1
+    return of_all_points(1 - found)
 
 
 class _Parser:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tokamake._csrc import Vocabulary
+from tokamake._csrc import BytePairs, Vocabulary
 from tokamake.data.tokenizers import _sentencepiece_model as sentencepiece_model
 from tokamake.data.tokenizers._byte_level import byte_ids
 from tokamake.data.tokenizers._exactness import Json, Unsupported
@@ -62,7 +62,7 @@ def model_arguments(definition: bytes) -> dict[str, Any]:
     merges = [(left, right) for left, right in cuts if left in normal and right in normal]
     prefix = "always" if spec.adds_prefix else ""
     vocabulary = Vocabulary(orjson.dumps(ids), orjson.dumps(merges))
-    return {**_arguments(vocabulary), "shares_ranks": True, "prefix": prefix}
+    return {**_arguments(vocabulary, shares_ranks=True), "prefix": prefix}
 
 
 def _prefix(normalizer: Json | None, pre_tokenizer: Json | None) -> str:
@@ -80,13 +80,10 @@ def _prefix(normalizer: Json | None, pre_tokenizer: Json | None) -> str:
     raise Unsupported("its normalizer and pre_tokenizer are not known to be exact")
 
 
-def _arguments(vocabulary: Vocabulary) -> dict[str, Any]:
+def _arguments(vocabulary: Vocabulary, *, shares_ranks: bool = False) -> dict[str, Any]:
     singles, merges = byte_ids(vocabulary, _BYTES), vocabulary.merges()
     if np.isin(merges[:, :2], singles).any():
         raise Unsupported("it merges bytes")
-    return {
-        "bytes": singles,
-        "merges": merges,
-        "characters": vocabulary.characters(),
-        "joints": vocabulary.joints(),
-    }
+    characters = vocabulary.characters()
+    model = BytePairs(singles, merges, characters=characters, shares_ranks=shares_ranks)
+    return {"model": model, "joints": vocabulary.joints()}

@@ -1,4 +1,4 @@
-#include "byte_pairs.hpp"
+#include "text_encoder.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -11,9 +11,6 @@
 namespace tokamake {
 
 namespace {
-
-constexpr size_t kMaxClusters = 100'000;  // whose normalized text is known
-constexpr size_t kGrowth = 11;            // of UTF-8 that is normalized by NFKC (Unicode, UAX 15)
 
 // Key of a word of 1 to 15 bytes. Bytes after the word may be read, up to `end`.
 inline WordCache::Key key_of(const char* word, size_t size, const char* end) {
@@ -54,71 +51,14 @@ size_t without_spaces_after(std::string_view text) {
 
 }  // namespace
 
-Normalizer::Normalizer(std::vector<uint8_t> marks) : marks_(std::move(marks)) {
-  if (marks_.empty()) return;
-  if (marks_.size() != 0x110000)
-    throw std::invalid_argument("there is a mark for each of 0x110000 code points");
-  if (std::any_of(marks_.begin(), marks_.begin() + 0x80, [](uint8_t mark) { return mark; }))
-    throw std::invalid_argument("ASCII is normalized");
-}
-
-template <typename Visit>
-void Normalizer::clusters(std::string_view text, const Visit& visit) const {
-  if (marks_.empty()) return;
-  const char* const end = text.data() + text.size();
-  const char* before = text.data();
-  for (const char* at = before; at < end;) {
-    if (static_cast<uint8_t>(*at) < 0x80) {
-      before = at++;
-      continue;
-    }
-    const char* const begin = at;
-    if (!marks_[next_code_point(at)]) {
-      before = begin;
-      continue;
-    }
-    for (const char* next = at; at < end && marks_[next_code_point(next)];) at = next;
-    visit(std::string_view(before, static_cast<size_t>(at - before)));
-    before = at;  // if the text ends here, or before a character without marks
-  }
-}
-
-std::string_view Normalizer::normalize(std::string_view text, std::string& buffer) {
-  const char* copied = text.data();
-  clusters(text, [&](std::string_view cluster) {
-    if (copied == text.data()) buffer.clear();
-    buffer.append(copied, cluster.data());
-    copied = cluster.data() + cluster.size();
-    const auto known = known_.find(key_.assign(cluster));
-    if (known == known_.end())
-      unknown_.insert(key_);
-    else
-      buffer.append(known->second);
-  });
-  if (copied == text.data()) return text;
-  return buffer.append(copied, text.data() + text.size());
-}
-
-void Normalizer::learn(std::string cluster, std::string normalized) {
-  known_.insert_or_assign(std::move(cluster), std::move(normalized));
-}
-
-size_t Normalizer::bytes_in_clusters(std::string_view text) const {
-  size_t bytes = 0;
-  clusters(text, [&](std::string_view cluster) { bytes += cluster.size(); });
-  return bytes;
-}
-
-void Normalizer::begin() {
-  unknown_.clear();
-  if (known_.size() > kMaxClusters) known_.clear();
-}
-
-AddedTexts::AddedTexts(const std::vector<Added>& added) : texts_(added.size()), sizes_(1 << 16) {
+AddedTexts::AddedTexts(const std::vector<Added>& added, std::vector<uint8_t> letters)
+    : texts_(added.size()), sizes_(1 << 16), letters_(std::move(letters)) {
   for (const Added& token : added) {
     if (token.text.empty()) throw std::invalid_argument("an added text is not empty");
     if (texts_.find(token.text) != nullptr) continue;
-    texts_.add(token.text, {token.id, token.strips});
+    if (token.flags & kAlone && letters_.size() != 0x110000)
+      throw std::invalid_argument("there is a letter for each of 0x110000 code points");
+    texts_.add(token.text, {token.id, token.flags});
     const auto byte = [&](size_t i) { return size_t{static_cast<uint8_t>(token.text[i])}; };
     if (beginnings_.find(token.text[0]) == std::string::npos) beginnings_ += token.text[0];
     const bool is_one = token.text.size() == 1;
@@ -132,17 +72,25 @@ AddedTexts::AddedTexts(const std::vector<Added>& added) : texts_(added.size()), 
   }
 }
 
-size_t AddedTexts::at(std::string_view text, uint32_t& id, uint32_t& strips) const {
+size_t AddedTexts::at(std::string_view text, uint32_t& id, uint32_t& flags) const {
   const auto byte = [&](size_t i) { return size_t{static_cast<uint8_t>(text[i])}; };
   for (const size_t size : sizes_[byte(0) << 8 | (text.size() > 1 ? byte(1) : 0)]) {
     if (size > text.size()) continue;
     if (const auto* const found = texts_.find(text.substr(0, size))) {
       id = texts_.ids(*found)[0];
-      strips = texts_.ids(*found)[1];
+      flags = texts_.ids(*found)[1];
       return size;
     }
   }
   return 0;
+}
+
+bool AddedTexts::is_word(std::string_view text, size_t begin, size_t end) const {
+  size_t before = begin;
+  while (before > 0 && (text[--before] & 0xC0) == 0x80) {
+  }
+  return (begin == 0 || !is_letter(&text[before])) &&
+         (end == text.size() || !is_letter(&text[end]));
 }
 
 template <typename Found, typename Between>
@@ -156,14 +104,17 @@ void AddedTexts::split(std::string_view text, const Found& found, const Between&
     if (nearest == places.end() || *nearest == std::string_view::npos) break;
     const size_t place = *nearest;
     size_t from = place + 1;
-    uint32_t id = 0, strips = 0;
-    if (const size_t size = at(text.substr(place), id, strips)) {
+    uint32_t id = 0, flags = 0;
+    const size_t size = at(text.substr(place), id, flags);
+    if (flags & kAlone && !is_word(text, place, place + size)) {
+      from = place + size;
+    } else if (size > 0) {
       const std::string_view before = text.substr(begin, place - begin);
-      const size_t left = strips & kBefore ? without_spaces_after(before) : before.size();
+      const size_t left = flags & kBefore ? without_spaces_after(before) : before.size();
       if (left > 0) between(before.substr(0, left));
       found(id);
       begin = place + size;
-      if (strips & kAfter) begin += spaces_before(text.substr(begin));
+      if (flags & kAfter) begin += spaces_before(text.substr(begin));
       from = begin;
     }
     for (size_t i = 0; i < places.size(); ++i)
@@ -172,27 +123,25 @@ void AddedTexts::split(std::string_view text, const Found& found, const Between&
   if (begin < text.size()) between(text.substr(begin));
 }
 
-BytePairs::BytePairs(PreTokenizer words, Merges merges, WordTable whole, AddedTexts added,
-                     AddedTexts later, Normalizer normalizer, Prefix prefix)
-    : words_(std::move(words)),
-      merges_(std::move(merges)),
-      whole_(std::move(whole)),
-      added_(std::move(added)),
-      later_(std::move(later)),
-      normalizer_(std::move(normalizer)),
-      prefix_(prefix) {}
-
-size_t BytePairs::room_for(const std::vector<std::string_view>& texts) const {
-  size_t bytes = WordCache::kFew;
-  for (const auto text : texts)
-    bytes += text.size() + kGrowth * normalizer_.bytes_in_clusters(text);
-  if (prefix_ == Prefix::kNever) return bytes;
-  const bool is_one = added_.empty() && later_.empty();
-  return bytes + 3 * (is_one ? texts.size() : bytes);  // bytes of U+2581
+TextEncoder::TextEncoder(std::shared_ptr<const WordModel> model, Rules rules)
+    : model_(std::move(model)), rules_(std::move(rules)) {
+  if (model_ == nullptr) throw std::invalid_argument("there is a model");
+  if (rules_.normalizes_words && !rules_.later.empty())
+    throw std::invalid_argument("texts cannot be found in normalized text if words are normalized");
 }
 
-size_t BytePairs::encode(const std::vector<std::string_view>& texts, uint32_t* ids,
-                         int64_t* lengths) {
+size_t TextEncoder::room_for(const std::vector<std::string_view>& texts) const {
+  size_t bytes = 0;
+  for (const auto text : texts) bytes += rules_.normalizer.room_for(text);
+  if (rules_.prefix != Prefix::kNever) {
+    const bool is_one = rules_.added.empty() && rules_.later.empty();
+    bytes += 3 * (is_one ? texts.size() : bytes);  // bytes of U+2581
+  }
+  return model_->tokens_per_byte() * bytes + WordCache::kFew;
+}
+
+size_t TextEncoder::encode(const std::vector<std::string_view>& texts, uint32_t* ids,
+                           int64_t* lengths) {
   uint32_t* at = ids;
   batch_.size = 0;  // an earlier call may have thrown
   for (const auto text : texts) {
@@ -203,9 +152,9 @@ size_t BytePairs::encode(const std::vector<std::string_view>& texts, uint32_t* i
   return static_cast<size_t>(at - ids);
 }
 
-uint32_t* BytePairs::encode_text(std::string_view text, uint32_t* ids) {
+uint32_t* TextEncoder::encode_text(std::string_view text, uint32_t* ids) {
   is_first_ = true;
-  added_.split(
+  rules_.added.split(
       text,
       [&](uint32_t id) {
         *ids++ = id;
@@ -215,9 +164,9 @@ uint32_t* BytePairs::encode_text(std::string_view text, uint32_t* ids) {
   return ids;
 }
 
-uint32_t* BytePairs::encode_normalized(std::string_view text, uint32_t* ids) {
-  later_.split(
-      normalizer_.normalize(text, normalized_),
+uint32_t* TextEncoder::encode_normalized(std::string_view text, uint32_t* ids) {
+  rules_.later.split(
+      rules_.normalizes_words ? text : rules_.normalizer.normalize(text),
       [&](uint32_t id) {
         *ids++ = id;
         is_first_ = false;
@@ -226,7 +175,7 @@ uint32_t* BytePairs::encode_normalized(std::string_view text, uint32_t* ids) {
   return ids;
 }
 
-uint32_t* BytePairs::encode_between(std::string_view text, uint32_t* ids) {
+uint32_t* TextEncoder::encode_between(std::string_view text, uint32_t* ids) {
   const bool prefixed = has_prefix(text);
   is_first_ = false;
   if (prefixed) {
@@ -235,14 +184,14 @@ uint32_t* BytePairs::encode_between(std::string_view text, uint32_t* ids) {
   }
   const char* const end = text.data() + text.size();
   const auto flush = [&] { ids = encode_batch(end, ids); };
-  words_.split(text, batch_, flush);
+  rules_.words.split(text, batch_, flush);
   flush();
   return ids;
 }
 
-bool BytePairs::has_prefix(std::string_view text) const {
+bool TextEncoder::has_prefix(std::string_view text) const {
   const bool is_marked = text[0] == ' ' || text.substr(0, 3) == "\u2581";
-  switch (prefix_) {
+  switch (rules_.prefix) {
     case Prefix::kNever:
       return false;
     case Prefix::kUnlessSpace:
@@ -257,7 +206,7 @@ bool BytePairs::has_prefix(std::string_view text) const {
   return false;
 }
 
-uint32_t* BytePairs::encode_batch(const char* end, uint32_t* ids) {
+uint32_t* TextEncoder::encode_batch(const char* end, uint32_t* ids) {
   for (size_t i = 0; i < batch_.size; ++i) {
     const auto [word, word_end] = batch_.words[i];
     const auto size = static_cast<size_t>(word_end - word);
@@ -277,17 +226,18 @@ uint32_t* BytePairs::encode_batch(const char* end, uint32_t* ids) {
   return ids;
 }
 
-uint32_t* BytePairs::encode_word(size_t i, uint32_t* ids) {
+uint32_t* TextEncoder::encode_word(size_t i, uint32_t* ids) {
   const auto [begin, end] = batch_.words[i];
   const std::string_view word(begin, static_cast<size_t>(end - begin));
   uint32_t* after = cache_.write(word, ids);
   if (after == nullptr) {
-    if (const auto* const whole = whole_.find(word))
-      word_ids_.assign(1, *whole_.ids(*whole));
-    else
-      merges_.encode(word, word_ids_);
-    cache_.add(word, word_ids_);
+    bool is_known = true;
+    model_->encode(
+        rules_.normalizes_words ? rules_.normalizer.normalize_word(word, is_known) : word,
+        word_ids_);
     after = std::copy(word_ids_.begin(), word_ids_.end(), ids);
+    if (!is_known) return after;  // these tokens are wrong
+    cache_.add(word, word_ids_);
   }
   if (word.size() <= WordCache::kShort) cache_.recall(word, places_[i].key, *places_[i].line);
   return after;

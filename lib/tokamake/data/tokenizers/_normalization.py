@@ -1,0 +1,161 @@
+"""Normalization of a tokenizer as tables for lib/csrc/normalizer.hpp.
+
+The installed package `tokenizers` normalizes every character, so its Unicode version does not
+matter. Most steps change each character by itself, and sort marks: they are one table. Other steps
+change clusters. A cluster is marked characters with the one before them; the package normalizes
+each cluster once.
+"""
+
+import json
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tokamake.data.tokenizers._exactness import Json, Unsupported, flat_steps
+from tokamake.data.tokenizers._patterns import CHARACTERS, of_all_points
+
+Normalize = Callable[[str], str]
+_SINGLE = ("BertNormalizer", "NFD", "NFKD", "Lowercase", "StripAccents", "Nmt")
+"""Normalizers that change each character by itself, and sort marks."""
+_FORMS = ("NFC", "NFKC")
+_SEPARATORS = "\n|\u2603"  # no form of another character has the last one
+_CHUNK = 4096  # characters that are normalized at once
+_HIGHEST_CLASS = "\u0345"  # of marks, by which they are ordered
+_SEPARATES = 255  # rank of a character without text that separates marks
+
+
+class Map(NamedTuple):
+    """Texts of single characters, as in lib/csrc/normalizer.hpp."""
+
+    numbers: NDArray[np.uint32]
+    """(0x110000,) number of the text of each code point; 0: it stays."""
+    texts: list[str]
+    ranks: NDArray[np.uint8]
+    """(0x110000,) order of marks, 0 for other characters; empty: marks are not sorted."""
+
+
+class Normalization(NamedTuple):
+    """A normalizer as arguments of lib/csrc."""
+
+    arguments: dict[str, Any]
+    """`before`, `marks` and `after` of TextEncoder."""
+    clusters: Normalize
+    """Normalizes clusters."""
+    whole: Normalize
+    """Normalizes texts, by the package."""
+
+
+@cache
+def compile_normalizer(definition: bytes) -> Normalization:
+    """Compile the JSON of a normalizer; Unsupported if it may not be exact."""
+    steps = [*flat_steps(json.loads(definition), "normalizers")]
+    places = [place for place, step in enumerate(steps) if not _is_single(step)]
+    first, last = (places[0], places[-1]) if places else (len(steps), len(steps))
+    middle = steps[first : last + 1]
+    if len(middle) > 1 or any(step["type"] not in _FORMS for step in middle):
+        found = ", ".join(sorted({step["type"] for step in middle}))
+        raise Unsupported(f"its normalizer is {found}")
+    clusters = _function(middle)
+    arguments = {
+        "before": _map(steps[:first]),
+        "marks": _marks(clusters) if middle else np.empty(0, np.uint8),
+        "after": _map(steps[last + 1 :]),
+    }
+    return Normalization(arguments, clusters, _function(steps))
+
+
+def _is_single(step: Json) -> bool:
+    """Whether a normalizer changes each character by itself."""
+    if step["type"] == "Replace":
+        return len(step["pattern"].get("String", "")) == 1
+    return step["type"] in _SINGLE
+
+
+def _function(steps: list[Json]) -> Normalize:
+    """Function of the package that normalizes texts."""
+    from tokenizers import Tokenizer, models
+
+    definition = json.loads(Tokenizer(models.BPE()).to_str())
+    definition["normalizer"] = {"type": "Sequence", "normalizers": steps}
+    normalizer: Any = Tokenizer.from_str(json.dumps(definition)).normalizer
+    normalize: Normalize = normalizer.normalize_str
+    return normalize
+
+
+def _map(steps: list[Json]) -> Map | None:
+    if not steps:
+        return None
+    normalize = _function(steps)
+    forms = normal_forms(normalize, CHARACTERS)
+    texts = [*_changed(CHARACTERS, forms)]
+    places = {text: place for place, text in enumerate(texts, 1)}
+    changed = [
+        0 if form == text else places[form] for text, form in zip(CHARACTERS, forms, strict=True)
+    ]
+    numbers = of_all_points(np.array(changed, np.uint32))
+    return Map(numbers, ["", *texts], _ranks(normalize, forms))
+
+
+def _ranks(normalize: Normalize, forms: list[str]) -> NDArray[np.uint8]:
+    """(0x110000,) ranks of marks; empty if their order never changes."""
+    nfd = _function([{"type": "NFD"}])
+    pairs = normal_forms(nfd, [_HIGHEST_CLASS + text for text in CHARACTERS])
+    written = {*"".join(forms)}
+    marks = [
+        text
+        for text, pair in zip(CHARACTERS, pairs, strict=True)
+        if pair == text + _HIGHEST_CLASS and text in written
+    ]
+    # Sorting keeps the order of equal marks: their places in both orders have the same sum.
+    places = [{mark: n for n, mark in enumerate(nfd("".join(o)))} for o in (marks, marks[::-1])]
+    sums = {mark: places[0][mark] + places[1][mark] for mark in marks}
+    order = {total: rank for rank, total in enumerate(sorted({*sums.values()}), 1)}
+    low, high = (f(marks, key=sums.__getitem__, default="") for f in (min, max))
+    if len(order) < 2 or normalize(f"a{high}{low}") != f"a{low}{high}":
+        return np.empty(0, np.uint8)
+    removed = [text for text, form in zip(CHARACTERS, forms, strict=True) if not form]
+    kept = normal_forms(normalize, [f"a{high}{text}{low}" for text in removed])
+    ranks = {mark: order[total] for mark, total in sums.items()} | {
+        text: _SEPARATES for text, form in zip(removed, kept, strict=True) if form.endswith(low)
+    }
+    return of_all_points(np.array([ranks.get(text, 0) for text in CHARACTERS], np.uint8))
+
+
+@cache
+def _marks(normalize: Normalize) -> NDArray[np.uint8]:
+    """(0x110000,) characters that a form changes, reorders, or composes with one before."""
+    nfd = _function([{"type": "NFD"}])
+    decomposed = normal_forms(nfd, CHARACTERS)
+    pairs = [_HIGHEST_CLASS + text for text in CHARACTERS]
+    forms = normal_forms(normalize, CHARACTERS)
+    marked = {text for text, form in zip(CHARACTERS, forms, strict=True) if text != form}
+    marked |= {mark for form in decomposed for mark in form[1:]}
+    marked |= {
+        pair[1] for pair, form in zip(pairs, normal_forms(nfd, pairs), strict=True) if pair != form
+    }
+    marks = np.zeros(0x110000, np.uint8)
+    marks[[*map(ord, marked)]] = 1
+    return marks
+
+
+def _changed(texts: list[str], forms: list[str]) -> dict[str, None]:
+    """Normal forms of the texts that are not normalized."""
+    return {form: None for text, form in zip(texts, forms, strict=True) if text != form}
+
+
+def normal_forms(normalize: Normalize, texts: list[str]) -> list[str]:
+    """Normalize many short texts, each by itself."""
+    for separator in _SEPARATORS:
+        if normalize(2 * separator) != 2 * separator:
+            continue
+        plain = [text for text in texts if separator not in text]
+        forms = []
+        for start in range(0, len(plain), _CHUNK):
+            forms += normalize(separator.join(plain[start : start + _CHUNK])).split(separator)
+        if len(forms) == len(plain):  # no text writes or removes a separator
+            found = iter(forms)
+            return [normalize(text) if separator in text else next(found) for text in texts]
+    raise Unsupported("its normalizer changes all separators")
