@@ -59,7 +59,8 @@ LAYOUTS = {
     "olmoe": {"native": ParallelLayout()},
     **{
         family: {
-            "megatron": ParallelLayout(2, 2, expert_parallel_size=2),
+            # Megatron divides no experts with biases.
+            "megatron": ParallelLayout(1 + (family != "gpt_oss"), 2, expert_parallel_size=2),
             "torch_dist": ParallelLayout(),
             "native": ParallelLayout(),
         }

@@ -523,7 +523,8 @@ def main(folder: Path, rank: int, size: int) -> None:
     start(folder.with_name(f"{folder.name}.meeting"), rank, size, size)
     for name in OF_ALL:
         heads = ALL[name].get("num_query_groups") or size
-        if heads % size == 0 and not (size > 1 and "kv_lora_rank" in ALL[name]):
+        of_one = {"kv_lora_rank", "quick_geglu"} & {*ALL[name]}
+        if heads % size == 0 and not (size > 1 and of_one):
             write(folder / name, name, rank, size)
 
 

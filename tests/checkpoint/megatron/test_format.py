@@ -27,9 +27,10 @@ TE = (
     (r"\.pre_mlp_layernorm\.", ".mlp.linear_fc1.layer_norm_"),
 )
 """Patterns of names in megatron.core's local layers, and the names in Transformer Engine's."""
-ALONE = ("gpt-exact", "deepseek_v2", "deepseek_v3")
-"""Cases of a single rank: one key and value head; or projections to latent vectors, which local
-layers divide among ranks, and those of Transformer Engine do not."""
+ALONE = ("gpt-exact", "deepseek_v2", "deepseek_v3", "gpt_oss")
+"""Cases of a single rank: one key and value head; projections to latent vectors, which local
+layers divide among ranks, and those of Transformer Engine do not; experts with biases, which
+megatron.core does not divide."""
 
 
 def write_cases(folder: Path, size: int) -> Path:

@@ -274,6 +274,13 @@ def test_a_model_without_experts_has_no_expert_parallel_ranks(tmp_path: Path) ->
         writer.write(tmp_path / "a", source, "torch_dist", target)
 
 
+def test_tensor_parallel_ranks_divide_no_experts_with_biases(tmp_path: Path) -> None:
+    shape = dense.spread("gpt_oss")
+    source = megatron_names.in_memory(shape, random_tensors(shape, 1))
+    with pytest.raises(UserError, match="tensor_parallel_size: 2: Megatron divides no experts"):
+        writer.write(tmp_path / "a", source, "megatron", Target(ParallelLayout(2)))
+
+
 @pytest.mark.parametrize("kind", ["mds", "mds_pipeline", "universal"])
 def test_experts_of_deepspeed_are_refused(kind: str, tmp_path: Path) -> None:
     shape = dense.ARCHITECTURES["mistral"]

@@ -341,6 +341,11 @@ def target_ranks(architecture: Architecture, target: Target) -> list[TensorParal
         raise UserError(
             f"expert_parallel_size: {experts}: family {architecture.family} has no experts; give 1"
         )
+    if size > 1 and architecture.has_routers and architecture.mlp_bias:
+        raise UserError(
+            f"tensor_parallel_size: {size}: Megatron divides no experts with biases; give 1, or "
+            "choose the format torch-dist, which any layout loads"
+        )
     multiple = target.make_vocab_size_divisible_by * size
     rows = padded_size(architecture.vocab_size, multiple)
     return [TensorParallelRank(architecture, Axis(number, size), rows) for number in range(size)]
