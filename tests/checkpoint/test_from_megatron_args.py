@@ -102,8 +102,24 @@ torchrun --nproc_per_node 8 pretrain_gpt.py --use-mcore-models --disable-bias-li
  --train-iters 500000 --lr-decay-iters 320000 --lr-decay-style cosine --min-lr 1.0e-5 --bf16
  --tokenizer-type Llama2Tokenizer --tokenizer-model tokenizer.model --data-path a_text_document
 """
+DEEPSEEK_V3 = """
+torchrun --nproc_per_node 8 pretrain_gpt.py --use-mcore-models --disable-bias-linear
+ --seq-length 4096 --max-position-embeddings 163840 --num-layers 61 --hidden-size 7168
+ --ffn-hidden-size 18432 --num-attention-heads 128 --normalization RMSNorm --norm-epsilon 1e-6
+ --position-embedding-type rope --swiglu --rotary-base 10000 --untie-embeddings-and-output-weights
+ --multi-latent-attention --qk-layernorm --q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128
+ --qk-pos-emb-head-dim 64 --v-head-dim 128 --rotary-scaling-factor 40 --mscale 1.0
+ --mscale-all-dim 1.0 --mtp-num-layers 1 --mtp-loss-scaling-factor 0.1
+ --num-experts 256 --moe-router-topk 8 --moe-layer-freq ([0]*3+[1]*58)
+ --moe-ffn-hidden-size 2048 --moe-shared-expert-intermediate-size 2048
+ --moe-router-score-function sigmoid --moe-router-enable-expert-bias
+ --moe-router-num-groups 8 --moe-router-group-topk 4 --moe-router-topk-scaling-factor 2.5
+ --micro-batch-size 1 --global-batch-size 256 --lr 1e-4 --train-iters 100 --bf16
+ --tokenizer-type HuggingFaceTokenizer --tokenizer-model tokenizer --data-path a_text_document
+"""
 LINES = {
     "mixtral": MIXTRAL,
+    "deepseek_v3": DEEPSEEK_V3.replace("([0]", "'([0]").replace("58)", "58)'"),
     "gpt2": GPT2,
     "gpt3": GPT3,
     "llama": LLAMA,
@@ -146,6 +162,21 @@ EXPECTED: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
             "norm_topk_prob": True,
         },
         ["--moe-grouped-gemm", "--moe-token-dispatcher-type"],
+    ),
+    "deepseek_v3": (
+        {"train.mtp.loss_scaling_factor": 0.1},
+        {
+            "family": "deepseek_v3",
+            "first_k_dense_replace": 3,
+            "n_shared_experts": 1,
+            "q_lora_rank": 1536,
+            "v_head_dim": 128,
+            "n_group": 8,
+            "topk_group": 4,
+            "routed_scaling_factor": 2.5,
+            "num_nextn_predict_layers": 1,
+        },
+        [],
     ),
     "gpt2": (
         {

@@ -6,6 +6,7 @@ Megatron's arguments of the model; `=` gives a fixed value, `|` the values that 
 `deepspeed.` begins keys of DeepSpeed's JSON file.
 """
 
+import ast
 import functools
 import math
 import os
@@ -188,7 +189,24 @@ def _parsed(text: str) -> Any:
     for kind in (int, float):
         with suppress(ValueError):
             return kind(text)
+    if re.fullmatch(r"[\d\[\](),+* ]+", text):
+        with suppress(SyntaxError, TypeError):
+            return _pattern(ast.parse(text, mode="eval").body)
     return {"true": True, "false": False}.get(text, text)
+
+
+def _pattern(node: ast.expr) -> Any:
+    """Value of a list such as `([0]*3+[1]*58)`: Megatron's patterns of layers are Python."""
+    match node:
+        case ast.Constant(value=int() as number):
+            return number
+        case ast.List(elts=elements):
+            return [_pattern(each) for each in elements]
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return _pattern(left) + _pattern(right)
+        case ast.BinOp(left=left, op=ast.Mult(), right=right):
+            return _pattern(left) * _pattern(right)
+    raise TypeError(node)
 
 
 def _derived(flags: dict[str, list[str]]) -> dict[str, Any]:
@@ -197,7 +215,7 @@ def _derived(flags: dict[str, list[str]]) -> dict[str, Any]:
     number = {
         name: value
         for name, value in parsed.items()
-        if not isinstance(value, str) and math.isfinite(value)
+        if not isinstance(value, str | list) and math.isfinite(value)
     }
     settings: dict[str, Any] = {}
     if flags.keys() >= {"bf16", "fp16"}:
