@@ -77,7 +77,6 @@ class TrainSettings(_AllFields):
         self._check_extra_pass()
         self._check_dropout()
         self._check_compile()
-        self._check_verification()
         self._check_split_backward()
         self._check_retention()
         self._check_samples()
@@ -223,14 +222,6 @@ class TrainSettings(_AllFields):
                 "compile: true: gradients would be wrong, because pipeline_schedule "
                 f"{schedule} computes gradients of weights late; set it to false, or use "
                 "interleaved_1f1b"
-            )
-
-    def _check_verification(self) -> None:
-        size = self.parallel.pipeline_parallel_size
-        if self.verify_interval and size > 1:
-            raise ValueError(
-                f"verify_interval: {self.verify_interval}: a pipeline of {size} ranks passes the "
-                "error of one rank to all, so that none can be named; remove it"
             )
 
     def _check_length(self) -> None:

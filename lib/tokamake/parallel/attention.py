@@ -207,7 +207,9 @@ class _AllToAll(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, axis: Axis) -> Tensor:
         ctx.axis = axis
         received = torch.empty_like(x)
+        axis.sends(x)
         dist.all_to_all_single(received, x, group=axis.group)
+        axis.received(received)
         return received
 
     @staticmethod

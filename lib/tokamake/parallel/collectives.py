@@ -51,7 +51,9 @@ def scatter_sum(x: Tensor, axis: Axis, *, dim: int) -> Tensor:
 def all_reduce(x: Tensor, axis: Axis) -> Tensor:
     """Sum over the ranks, in a new contiguous tensor, without a gradient."""
     total = x.clone(memory_format=torch.contiguous_format)
+    axis.sends(total)
     dist.all_reduce(total, group=axis.group)
+    axis.received(total)
     return total
 
 
@@ -59,7 +61,9 @@ def all_gather(x: Tensor, axis: Axis, *, dim: int) -> Tensor:
     """Concatenate the tensors of all ranks along `dim`, without a gradient."""
     first = x.movedim(dim, 0).contiguous()
     whole = first.new_empty(axis.size * first.shape[0], *first.shape[1:])
+    axis.sends(first)
     _all_gather(whole, first, group=axis.group)
+    axis.received(whole)
     return whole.movedim(0, dim).contiguous()
 
 
@@ -67,7 +71,9 @@ def reduce_scatter(x: Tensor, axis: Axis, *, dim: int) -> Tensor:
     """Sum over the ranks and keep this rank's part along `dim`, without a gradient."""
     whole = x.movedim(dim, 0).contiguous()
     part = whole.new_empty(whole.shape[0] // axis.size, *whole.shape[1:])
+    axis.sends(whole)
     _reduce_scatter(part, whole, group=axis.group)
+    axis.received(part)
     # Pipeline stages send contiguous tensors only.
     return part.movedim(0, dim).contiguous()
 

@@ -139,6 +139,9 @@ def document_mask(
         return PackedDocuments(ids_BL, causal=causal)
     assert causal, "context-parallel ranks compute causal attention only"
     shares = [torch.empty_like(ids_BL) for _ in range(axis.size)]
+    axis.sends(ids_BL)
     dist.all_gather(shares, ids_BL.contiguous(), group=axis.group)
+    for ids in shares:
+        axis.received(ids)
     ids_BNL = in_order(torch.stack(shares, 1).unflatten(2, (2, -1)), 1)
     return Documents.of(ids_BNL) if method == "ring" else PackedDocuments(ids_BNL.flatten(1))

@@ -35,7 +35,9 @@ class ExpertDispatch:
         self._axis = axis
         sent_PE = counts_E.view(axis.size, -1)
         received_PE = torch.empty_like(sent_PE)
+        axis.sends(sent_PE)
         dist.all_to_all_single(received_PE, sent_PE, group=axis.group)
+        axis.received(received_PE)
         self.counts = received_PE.sum(0)
         sizes: list[list[int]] = torch.stack((sent_PE.sum(1), received_PE.sum(1))).tolist()
         self._sent, self._received = sizes
@@ -66,7 +68,9 @@ def permuted(x: Tensor, order_R: Tensor, inverse_R: Tensor) -> Tensor:
 
 def _exchange(x: Tensor, axis: Axis, *, sent: list[int], received: list[int]) -> Tensor:
     result = x.new_empty(sum(received), *x.shape[1:])
+    axis.sends(x)
     dist.all_to_all_single(result, x.contiguous(), received, sent, group=axis.group)
+    axis.received(result)
     return result
 
 

@@ -242,6 +242,8 @@ def _chunks(logits_NV: Tensor, width: int) -> Iterator[slice]:
 def _over_ranks(lse_N: Tensor, at_label_N: Tensor, axis: Axis) -> tuple[Tensor, Tensor]:
     """Combine log-sum-exp and the label's logit over the parts of the vocabulary."""
     max_N = lse_N.clone()
+    axis.sends(max_N)
     dist.all_reduce(max_N, dist.ReduceOp.MAX, group=axis.group)
+    axis.received(max_N)
     sums_2N = all_reduce(torch.stack(((lse_N - max_N).exp(), at_label_N)), axis)
     return sums_2N[0].log() + max_N, sums_2N[1]

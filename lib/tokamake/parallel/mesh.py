@@ -6,7 +6,7 @@ and pipeline, as in Megatron. Ranks that divide experts are consecutive ones of 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tokamake.parallel.axis import SINGLE_RANK_AXIS, Axis
+from tokamake.parallel.exchange_log import ExchangeLog
 
 if TYPE_CHECKING:
     from tokamake.config.parallel import ParallelSettings
@@ -45,6 +46,8 @@ class Mesh:
     """As `shards`, for experts: each rank shards its own; None: no ranks divide experts."""
     expert_copy: tuple[tuple[int, ...], ...] = ()
     """As `copy`, for experts: those that divide experts are consecutive; empty: as `copy`."""
+    log: ExchangeLog = field(default_factory=ExchangeLog, compare=False, repr=False)
+    """Log of this rank's exchanges on all axes."""
 
     def axis(self, name: str) -> Axis:
         axis: Axis = getattr(self, name)
@@ -100,7 +103,7 @@ def build(
         kept = grid["replicas", "shards"] if replicas > 1 else grid["shards"]
     expert = settings.expert_parallel_size
     expert_shards = max(1, shards // expert)
-    kept_experts, expert_axis = None, Axis()
+    kept_experts, expert_axis, log = None, Axis(), ExchangeLog()
     if expert > 1:
         sizes = {
             "pipeline": pipeline,
@@ -111,19 +114,20 @@ def build(
         }
         grid = _grid(device, sizes, always="shards")
         kept_experts = grid["replicas", "shards"] if sizes["replicas"] > 1 else grid["shards"]
-        expert_axis = _axis(grid, "expert")
+        expert_axis = _axis(grid, "expert", log=log)
     return Mesh(
-        tensor=_axis(work, "tensor"),
-        context=_axis(work, "context"),
-        data=_axis(work, "data"),
+        tensor=_axis(work, "tensor", log=log),
+        context=_axis(work, "context", log=log),
+        data=_axis(work, "data", log=log),
         expert=expert_axis,
-        pipeline=_axis(work, "pipeline"),
+        pipeline=_axis(work, "pipeline", log=log),
         sequence_parallel=settings.sequence_parallel and tensor > 1,
         context_method=settings.context_parallel_method,
         shards=kept,
         copy=_copy(shards, tensor),
         expert_shards=kept_experts,
         expert_copy=_copy(expert * expert_shards, tensor),
+        log=log,
     )
 
 
@@ -144,7 +148,7 @@ def _grid(device: torch.device, sizes: dict[str, int], *, always: str = "") -> D
     return init_device_mesh(device.type, tuple(kept.values()), mesh_dim_names=tuple(kept))
 
 
-def _axis(grid: DeviceMesh, name: str) -> Axis:
+def _axis(grid: DeviceMesh, name: str, *, log: ExchangeLog) -> Axis:
     assert grid.mesh_dim_names is not None
     if name not in grid.mesh_dim_names:
         return Axis()
@@ -152,4 +156,5 @@ def _axis(grid: DeviceMesh, name: str) -> Axis:
         grid.get_local_rank(name),
         grid.size(grid.mesh_dim_names.index(name)),
         grid[name].get_group(),
+        log,
     )

@@ -6,6 +6,7 @@ arXiv 2401.10241. Shape suffixes: N rows of all micro batches, B rows of a micro
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,6 +54,30 @@ class Pipeline:
         ]
         self._schedule, self._loss, self._schedules = schedule, loss, dict[int, Any]()
         self.has_last = num_stages - 1 in stages
+        for number, module in stages.items():
+            module.register_forward_pre_hook(partial(self._log_inputs, is_first=number == 0))
+            is_last = number == num_stages - 1
+            module.register_forward_hook(partial(self._log_outputs, is_last=is_last))
+
+    def _log_inputs(self, _: nn.Module, inputs: tuple[Any, ...], *, is_first: bool) -> None:
+        """Log the hidden states that a stage receives, and later the gradients that it sends."""
+        log = self._axis.log
+        if log is None or not log.is_on or is_first:
+            return
+        for x in inputs:
+            log.received(x)
+            if x.requires_grad:
+                x.register_hook(log.computed)
+
+    def _log_outputs(self, _: nn.Module, __: Any, output: Any, *, is_last: bool) -> None:
+        """Log the hidden states that a stage sends, and later the gradients that it receives."""
+        log = self._axis.log
+        if log is None or not log.is_on:
+            return
+        for y in output if isinstance(output, tuple) else (output,):
+            log.computed(y)
+            if y.requires_grad:
+                y.register_hook(log.computed if is_last else log.received)
 
     def train(
         self, inputs_NL: Tensor, labels_NL: Tensor, num_batches: int, **rest: Tensor

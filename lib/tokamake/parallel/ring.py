@@ -208,7 +208,8 @@ class _Message:
 
     def __init__(self, sent: Tensor, axis: Axis, *, tag: int) -> None:
         # Both tensors must live until the transfers end.
-        self.sent, self.received = sent, torch.empty_like(sent)
+        self.axis, self.sent, self.received = axis, sent, torch.empty_like(sent)
+        axis.sends(sent)
         after, before = (axis.rank + 1) % axis.size, (axis.rank - 1) % axis.size
         self.works = dist.batch_isend_irecv(
             [
@@ -221,4 +222,5 @@ class _Message:
         """Wait for both transfers and return the received tensor."""
         for work in self.works:
             work.wait()
+        self.axis.received(self.received)
         return self.received

@@ -1,54 +1,96 @@
 """A rank whose hardware computes other bits is found, and its host is named and left out."""
 
+import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 from pydantic import ValidationError
 
-from tests.support.composition_axes import Values
+from tests.support.composition_axes import KINDS, Values
 from tests.support.compositions import Composition
-from tests.support.layouts import parallel
 from tests.support.ranks import spawn
 from tokamake import errors
+from tokamake.config.parallel import INTERLEAVED
 from tokamake.config.training import TrainSettings
 from tokamake.errors import TemporaryError, UserError
 from tokamake.preflight.run import check_deterministic
 from tokamake.prove.random_samples import rank_ids, rank_samples, step_samples
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.backends.native import Engine
+from tokamake.train.batch import SampleIds
 from tokamake.train.numerics import with_precision
 
 CPU = torch.device("cpu")
-DATA = {"data_parallel_size": 2}
-LAYOUTS: dict[str, Values] = {
-    "stage 0": DATA | {"zero_stage": 0},
-    "stage 1, bf16": DATA | {"zero_stage": 1, "precision": "bf16"},
-    "stage 3, recomputation": DATA | {"zero_stage": 3, "recompute_granularity": "full"},
-    "replicas": {
-        "data_parallel_size": 2,
-        "zero_stage": 2,
-        "parallel.data_parallel_replicate_size": 2,
-        "dropout.hidden": 0.1,
+DATA: Values = {"data_parallel_size": 2}
+TENSOR: Values = {"parallel.tensor_parallel_size": 2}
+CONTEXT: Values = {"parallel.context_parallel_size": 2}
+EXPERTS: Values = DATA | {"parallel.expert_parallel_size": 2, "architecture.num_experts": 4}
+SEQUENCE: Values = TENSOR | {"parallel.sequence_parallel": True}
+PIPELINE: Values = {"parallel.pipeline_parallel_size": 2}
+ULYSSES: Values = CONTEXT | {"parallel.context_parallel_method": "ulysses"}
+LAYOUTS: dict[str, tuple[str, Values]] = {
+    "stage 1, bf16": ("gpt", DATA | {"zero_stage": 1, "precision": "bf16"}),
+    "stage 3, recomputation": ("gpt", DATA | {"zero_stage": 3, "recompute_granularity": "full"}),
+    "tensor": ("gpt", TENSOR),
+    "tensor, sequence, data": ("llama", SEQUENCE | DATA | {"zero_stage": 2}),
+    "ring": ("llama", CONTEXT),
+    "experts": ("mixtral", EXPERTS),
+    "pipeline": ("gpt", PIPELINE | {"precision": "bf16"}),
+}
+GRID: dict[str, tuple[str, Values]] = {
+    "stage 0": ("gpt", DATA | {"zero_stage": 0}),
+    "replicas": (
+        "gpt",
+        DATA | {"zero_stage": 2, "parallel.data_parallel_replicate_size": 2, "dropout.hidden": 0.1},
+    ),
+    "ict": ("biencoder", DATA),
+    "ulysses": ("gpt", ULYSSES),
+    "ring, documents": ("llama", CONTEXT | {"document_mask": True}),
+    "tensor, ring": ("llama", SEQUENCE | CONTEXT | {"zero_stage": 3}),
+    "experts, tensor, fp16": ("mixtral", EXPERTS | SEQUENCE | {"precision": "fp16"}),
+    "experts over context": (
+        "qwen3_moe",
+        ULYSSES | {"parallel.expert_parallel_size": 2, "architecture.num_experts": 4},
+    ),
+    "gpipe, tensor": ("llama", PIPELINE | SEQUENCE | {"parallel.pipeline_schedule": "gpipe"}),
+    **{
+        f"{schedule}, data": (
+            "gpt",
+            PIPELINE
+            | DATA
+            | {"parallel.pipeline_schedule": schedule, "parallel.virtual_pipeline_size": 2},
+        )
+        for schedule in INTERLEAVED
     },
 }
 
 
-def engine_of(values: Values) -> Engine:
-    run = with_precision(Composition("gpt", "causal", values, 1).run(), CPU)
+def engine_of(family: str, values: Values) -> Engine:
+    objective = "ict" if family == "biencoder" else "causal"
+    run = with_precision(Composition(family, objective, values, 1).run(), CPU)
     rank, size = dist.get_rank(), dist.get_world_size()
     return Engine(run, Ranks(rank, size, rank, size), device=CPU)
 
 
-def check(engine: Engine, step: int) -> str:
-    """Check the hardware; return the error, or an empty text."""
+def step_of(engine: Engine) -> tuple[list[Any], SampleIds]:
     objective, mesh = engine.stages.objective, engine.mesh
     rows = rank_samples(step_samples(objective, step=0), mesh)
+    return rows, rank_ids(objective, mesh, step=0)
+
+
+def check(engine: Engine, step: int) -> str:
+    """Check the hardware; return the error, or an empty text."""
     hosts = [f"host{rank}" for rank in range(dist.get_world_size())]
-    samples = rank_ids(objective, mesh, step=0)
+    rows, samples = step_of(engine)
     try:
         engine.check_repeats(rows, samples=samples, hosts=hosts, step=step)
     except TemporaryError as error:
@@ -56,63 +98,151 @@ def check(engine: Engine, step: int) -> str:
     return ""
 
 
-def flip_in_call(module: torch.nn.Module, number: int) -> None:
-    """Flip a bit of a product in one call of a module."""
-    calls = [0]
-
-    def flip(_: Any, __: Any, output: torch.Tensor) -> None:
-        calls[0] += 1
-        if calls[0] == number:
-            bits = output.data.view(torch.int16)
-            bits.view(-1)[-1] ^= 1 << 6
-
-    module.register_forward_hook(flip)
+def flipped(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with another bit in its last element."""
+    copy = tensor.clone(memory_format=torch.contiguous_format)
+    copy.view(torch.int16).view(-1)[-1] ^= 1 << 6
+    return copy
 
 
-def found(values: Values, faulty: Path) -> list[str]:
-    """Errors of a check on healthy ranks, and of one in which a product of rank 1 has a flip."""
+@contextmanager
+def flip(engine: Engine, module: torch.nn.Module, kind: str, *, call: int) -> Iterator[None]:
+    """In one call of a module, flip a bit of its output, of that gradient, or of a weight."""
+    calls, weight = 0, engine._chunks[0].local.data
+
+    def flip_in_call(_: Any, __: Any, output: torch.Tensor) -> None:
+        nonlocal calls
+        if not engine.mesh.log.is_on or not torch.is_grad_enabled():
+            return
+        calls += 1
+        if calls != call:
+            return
+        if kind == "gradient":
+            output.register_hook(flipped)
+        else:
+            wrong = weight if kind == "weight" else output.data
+            wrong.copy_(flipped(wrong))
+
+    hook = module.register_forward_hook(flip_in_call)
+    yield
+    hook.remove()
+    if kind == "weight":
+        weight.copy_(flipped(weight))
+
+
+def products(engine: Engine) -> list[torch.nn.Module]:
+    """Innermost modules with parameters, whose outputs are products of this rank."""
+    modules = [each for stage in engine.stages.modules.values() for each in stage.modules()]
+    return [each for each in modules if not [*each.children()] and [*each.parameters()]]
+
+
+def found(layout: tuple[str, Values], faulty: Path, *, everywhere: bool) -> dict[str, str]:
+    """Errors of checks on healthy ranks, and of checks in which one rank flips a bit."""
     os.environ[errors.FAULTY_HOSTS_VARIABLE] = str(faulty)
-    engine = engine_of(values)
-    state, before = torch.get_rng_state(), [chunk.local.clone() for chunk in engine._chunks]
-    texts = [check(engine, 1), check(engine, 2)]
+    engine, texts = engine_of(*layout), {}
+    state, before = torch.get_rng_state(), weights(engine)
+    texts["no flip"] = check(engine, 1)
+    for rank in range(dist.get_world_size()):
+        modules = products(engine)
+        numbers = range(len(modules)) if everywhere else (len(modules) // 2,)
+        most = torch.tensor(len(numbers))
+        dist.all_reduce(most, dist.ReduceOp.MAX)  # stages may have different modules
+        kinds = [*product(range(int(most)), ("output", "gradient"))]
+        kinds.append((0, "weight"))
+        for index, kind in kinds:
+            flips: Any = nullcontext()
+            if dist.get_rank() == rank:
+                module = modules[numbers[index % len(numbers)]]
+                flips = flip(engine, module, kind, call=1 + index % 2)
+            with flips:
+                texts[f"{rank} {kind} {index}"] = check(engine, 3)
+    texts["no flip any more"] = check(engine, 2)
     assert torch.equal(torch.get_rng_state(), state)
-    after = [chunk.local for chunk in engine._chunks]
-    assert all(map(torch.equal, before, after))
-    assert all(chunk.local.grad is None for chunk in engine._chunks)
-    if dist.get_rank() == 1:
-        (module,) = engine.stages.modules.values()
-        flip_in_call(module.blocks[0].mlp, 2)
-    return [*texts, check(engine, 3)]
+    assert all(map(torch.equal, before, weights(engine)))
+    trained = [trained_weights(each) for each in (engine, engine_of(*layout))]
+    assert all(map(torch.equal, *trained))
+    assert not all(map(torch.equal, before, trained[0]))
+    return texts
+
+
+def trained_weights(engine: Engine) -> list[torch.Tensor]:
+    """Weights after a step."""
+    rows, samples = step_of(engine)
+    result = engine.train_step(rows, learning_rate=0.01, weight_decay=0.1, samples=samples)
+    assert result.updated
+    return weights(engine)
+
+
+def weights(engine: Engine) -> list[torch.Tensor]:
+    return [part.clone() for _, flat in engine._weights() for part in flat.chunks.values()]
+
+
+def assert_each_flip_names_its_host(
+    layout: tuple[str, Values], faulty: Path, *, everywhere: bool = False
+) -> None:
+    size = math.prod(layout[1].get(kind, 1) for kind in KINDS)
+    first, *others = spawn(partial(found, everywhere=everywhere), size, layout, faulty)
+    assert all(each == first for each in others)
+    assert first.pop("no flip") == first.pop("no flip any more") == ""
+    assert len(first) >= 2 * size
+    for name, text in first.items():
+        rank = name.split()[0]
+        assert text.startswith(
+            f"step 3: train.verify_interval: rank {rank} on host{rank} computed other bits from "
+            "the same micro batch; a processor or memory there is faulty. The run continues from "
+            "its last checkpoint"
+        ), name
+    assert faulty.read_text().split() == [f"host{name.split()[0]}" for name in first]
 
 
 @pytest.mark.ranks
 @pytest.mark.fault("flipped bit")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_flipped_bit_in_a_product_names_the_host(layout: str, tmp_path: Path) -> None:
-    first, second = spawn(found, 2, LAYOUTS[layout], tmp_path / "faulty")
+    assert_each_flip_names_its_host(LAYOUTS[layout], tmp_path / "faulty")
+
+
+@pytest.mark.grid
+@pytest.mark.ranks
+@pytest.mark.fault("flipped bit")
+@pytest.mark.parametrize("layout", LAYOUTS | GRID)
+def test_a_flipped_bit_in_any_product_names_the_host(layout: str, tmp_path: Path) -> None:
+    layouts = LAYOUTS | GRID
+    assert_each_flip_names_its_host(layouts[layout], tmp_path / "faulty", everywhere=True)
+
+
+def received_wrongly(faulty: Path) -> str:
+    """Error of a check in which rank 1 gets a wrong sum from the other ranks."""
+    os.environ[errors.FAULTY_HOSTS_VARIABLE] = str(faulty)
+    engine, all_reduce, calls = engine_of(*LAYOUTS["tensor"]), dist.all_reduce, 0
+
+    def reduce_wrongly(total: torch.Tensor, *args: Any, **options: Any) -> None:
+        nonlocal calls
+        all_reduce(total, *args, **options)
+        if engine.mesh.log.is_on and dist.get_rank() == 1:
+            calls += 1
+            if calls == 2:
+                total.copy_(flipped(total))
+
+    with patch.object(dist, "all_reduce", reduce_wrongly):
+        return check(engine, 3)
+
+
+@pytest.mark.ranks
+@pytest.mark.fault("flipped bit")
+def test_an_error_of_a_link_accuses_no_host(tmp_path: Path) -> None:
+    first, second = spawn(received_wrongly, 2, tmp_path / "faulty")
     assert first == second
-    assert first[:2] == ["", ""]
-    assert first[2].startswith(
-        "step 3: train.verify_interval: rank 1 on host1 computed other bits from the same micro "
-        "batch; a processor or memory there is faulty. The run continues from its last checkpoint"
+    assert first.startswith(
+        "step 3: train.verify_interval: ranks 0-1 on host0, host1 received other bits in the "
+        "second of two equal passes, and no rank had computed other bits before"
     )
-    assert (tmp_path / "faulty").read_text() == "host1\n"
+    assert not (tmp_path / "faulty").exists()
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (parallel(pp=2), "a pipeline of 2 ranks passes the error of one rank to all"),
-        ({"objective": "ict"}, "an error of one rank changes the gradients of all"),
-        ({"backend": "deepspeed"}, "DeepSpeed adds up the gradients of ranks"),
-        ({"verify_interval": 0}, "greater than or equal to 1"),
-    ],
-)
-def test_layouts_that_hide_the_faulty_rank_are_refused(
-    settings: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValidationError, match=message):
-        TrainSettings.model_validate({"verify_interval": 100, **settings})
+def test_deepspeed_is_refused() -> None:
+    with pytest.raises(ValidationError, match="DeepSpeed adds up the gradients of ranks"):
+        TrainSettings.model_validate({"verify_interval": 100, "backend": "deepspeed"})
 
 
 def test_accelerators_need_deterministic_kernels() -> None:

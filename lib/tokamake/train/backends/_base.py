@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,6 +40,7 @@ from tokamake.train.numerics import precision_of
 from tokamake.train.pipeline_stages import PipelineStages
 from tokamake.train.random_state import random_state, seed_all, set_random_state
 from tokamake.train.stability.loss_scale import LossScale
+from tokamake.train.stability.verification import check_ranks_repeat
 from tokamake.train.step_counts import StepCounts
 from tokamake.train.step_result import Saving, StepResult
 
@@ -137,6 +139,36 @@ class EngineBase(ABC):
             self.stages.objective.to_batch(each, sample_numbers=numbers_B)
             for each, numbers_B in zip(rows, numbers, strict=True)
         ]
+
+    def check_repeats(
+        self, rows: Sequence[Any], *, samples: SampleIds, hosts: Sequence[str], step: int
+    ) -> None:
+        """Check that all ranks compute the same bits twice; see `check_ranks_repeat`.
+
+        Args:
+            rows: micro batches of a step; the first one is computed, or as many as the pipeline has
+                ranks, because each schedule allows this number.
+        """
+        self._set_mode("train")
+        size = self.mesh.pipeline.size
+        batches = self._batches(rows[:size], samples._replace(numbers=samples.numbers[:size]))
+        # Means keep 16-bit gradients finite.
+        factor = 1 / max(1, batches[0].labels.numel())
+        # torch.compile would compile again for the log.
+        with torch.compiler.set_stance("force_eager"):
+            check_ranks_repeat(
+                partial(self._pass, batches, LossFactors(factor, factor)),
+                [*self.stages.modules.values()],
+                log=self.mesh.log,
+                warm_up=self.stages.is_pipelined,
+                hosts=hosts,
+                step=step,
+            )
+        self.stages.forget_losses()
+
+    @abstractmethod
+    def _pass(self, batches: Sequence[MicroBatch], factors: LossFactors) -> Tensor:
+        """Compute the gradients of micro batches, and drop them; return the sum of the losses."""
 
     def _loss_factors(self, batches: Sequence[MicroBatch]) -> LossFactors:
         """1/labels and 1/samples of this step, over all ranks."""

@@ -129,18 +129,25 @@ class Engine(EngineBase):
         """Compute the gradients of a step; squares are 0 in stages 1 to 3."""
         # DeepSpeed averages over these ranks; the gradients should be summed.
         num_averaged = self.mesh.data.size * self.mesh.context.size
-        factors = self._loss_factors(batches).times(num_averaged)
-        if self._run.train.precision == "fp16":
-            self._engine.optimizer.loss_scale = self._loss_scale.value
-        if self._zero_stage < 2:
-            total = self._reduce_at_end(batches, factors)
-        else:
-            total = self._reduce_each(batches, factors)
+        total = self._reduced(batches, self._loss_factors(batches).times(num_averaged))
         squares = torch.zeros_like(total)
         if self._zero_stage == 0:
             # Data-parallel ranks all have the same gradients.
             squares = sharding.squares(self._chunks, self._device) / num_averaged
         return GradientSums(total / num_averaged, squares)
+
+    def _pass(self, batches: Sequence[MicroBatch], factors: LossFactors) -> Tensor:
+        total = self._reduced(batches, factors)
+        self._discard()
+        return total
+
+    def _reduced(self, batches: Sequence[MicroBatch], factors: LossFactors) -> Tensor:
+        """Compute and reduce the gradients of micro batches; return the sum of the losses."""
+        if self._run.train.precision == "fp16":
+            self._engine.optimizer.loss_scale = self._loss_scale.value
+        if self._zero_stage < 2:
+            return self._reduce_at_end(batches, factors)
+        return self._reduce_each(batches, factors)
 
     def _reduce_at_end(self, batches: Sequence[MicroBatch], factors: LossFactors) -> Tensor:
         """Add up the gradients of a step here, then let DeepSpeed reduce them."""

@@ -27,7 +27,6 @@ from tokamake.train.backends._initial_weights import load_initial_weights
 from tokamake.train.batch import MicroBatch, SampleIds
 from tokamake.train.gradient_clipping import clip_coefficient
 from tokamake.train.loss_factors import LossFactors
-from tokamake.train.stability.verification import check_ranks_repeat
 from tokamake.train.step_result import FindFault, Saving, StepResult, accept
 
 
@@ -115,22 +114,10 @@ class Engine(EngineBase):
         self._drop_gradients()
         return measured.loss, measured.grad_norm
 
-    def check_repeats(
-        self, rows: Sequence[Any], *, samples: SampleIds, hosts: Sequence[str], step: int
-    ) -> None:
-        """Check that all ranks compute the same bits twice; see `check_ranks_repeat`."""
-        self._set_mode("train")
-        batches = self._batches(rows[:1], samples._replace(numbers=samples.numbers[:1]))
-        # Means keep 16-bit gradients finite.
-        factor = self._loss_scale.value / max(1, batches[0].labels.numel())
-
-        def passes() -> Tensor:
-            loss = self.stages.forward_backward(batches, LossFactors(factor, factor))
-            self._drop_gradients()
-            return loss
-
-        check_ranks_repeat(passes, [*self.stages.modules.values()], hosts=hosts, step=step)
-        self.stages.forget_losses()
+    def _pass(self, batches: Sequence[MicroBatch], factors: LossFactors) -> Tensor:
+        loss = self.stages.forward_backward(batches, factors.times(self._loss_scale.value))
+        self._drop_gradients()
+        return loss
 
     def _gradients(self, batches: Sequence[MicroBatch]) -> GradientSums:
         """Compute the gradients of a step."""

@@ -2,6 +2,12 @@
 
 Training is deterministic, so a difference is an error of the hardware. Errors of a processor or of
 memory, which no driver reports, otherwise spoil the weights of all ranks (arXiv 2102.11245).
+
+An error of one rank reaches others through collectives: its peers compute other bits, too. So both
+passes log, in the order of time, hashes of what a rank has or computes (its shards of the weights,
+what it sends to other ranks, its loss and its gradients) and of what it receives. A rank is faulty
+if the first hash that differs is of something that it computed: until then, it had received the
+same bits in both passes. This needs no order between ranks, and no second copy of any tensor.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,96 +15,121 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from tokamake.errors import TemporaryError, note_faulty_hosts
+from tokamake.parallel.exchange_log import BitOrigin, ExchangeLog, first_difference
 from tokamake.train.bad_steps import described
 from tokamake.train.random_state import random_state, set_random_state
 
-_WIDTHS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers of the bytes of an element."""
-
 
 def check_ranks_repeat(
-    passes: Callable[[], Tensor], modules: Sequence[nn.Module], *, hosts: Sequence[str], step: int
+    passes: Callable[[], Tensor],
+    modules: Sequence[nn.Module],
+    *,
+    log: ExchangeLog,
+    warm_up: bool,
+    hosts: Sequence[str],
+    step: int,
 ) -> None:
     """Run passes twice on all ranks, and compare their losses and gradients bit by bit.
 
     Rank 0 prints a line if no rank differs.
 
     Args:
-        passes: forward and backward passes of a micro batch; returns the loss.
+        passes: forward and backward passes; returns the loss.
         modules: parts of the model on this rank.
+        log: where the passes log their exchanges with other ranks.
+        warm_up: whether to run the passes once before: the first ones of a pipeline find shapes.
         hosts: host of each rank.
 
     Raises:
-        TemporaryError: results differ on a rank. Its host is noted as faulty, so that the job is
-            tried again without it.
+        TemporaryError: results differ on a rank. The host of the faulty rank is noted, so that the
+            job is tried again without it.
     """
     state = random_state()
-    first, second = (_sums_of_bits(passes, modules, state=state) for _ in range(2))
+    if warm_up:
+        passes()
+    first, second = (_logged(passes, modules, log=log, state=state) for _ in range(2))
     set_random_state(state)
-    same: list[Any] = [None] * len(hosts)
-    dist.all_gather_object(same, torch.equal(first, second))
-    faulty = [rank for rank, repeats in enumerate(same) if not repeats]
-    if not faulty:
+    differences: list[Any] = [None] * len(hosts)
+    dist.all_gather_object(differences, first_difference(first, second))
+    if not any(differences):
         if dist.get_rank() == 0:
             print(
                 f"step {step}: each rank computed a micro batch twice, with the same bits",
                 flush=True,
             )
         return
-    named = [*dict.fromkeys(hosts[rank] for rank in faulty)]
+    faulty = [rank for rank, each in enumerate(differences) if each is BitOrigin.COMPUTED]
+    affected = [rank for rank, each in enumerate(differences) if each]
+    named = [*dict.fromkeys(hosts[rank] for rank in faulty or affected)]
+    names = ", ".join(named)
+    begin, end = f"step {step}: train.verify_interval: ", "The run continues from its last "
+    if not faulty:
+        raise TemporaryError(
+            f"{begin}{described(affected)} on {names} received other bits in the second of two "
+            "equal passes, and no rank had computed other bits before; a link between them, or a "
+            f"sum on the way, is faulty. {end}checkpoint"
+        )
     if dist.get_rank() == 0:
         note_faulty_hosts(named)
     raise TemporaryError(
-        f"step {step}: train.verify_interval: {described(faulty)} on {', '.join(named)} computed "
-        "other bits from the same micro batch; a processor or memory there is faulty. The run "
-        f"continues from its last checkpoint; leave {', '.join(named)} out if the scheduler does "
-        "not"
+        f"{begin}{described(faulty)} on {names} computed other bits from the same micro batch; a "
+        f"processor or memory there is faulty. {end}checkpoint; leave {names} out if the "
+        "scheduler does not"
     )
 
 
-def _sums_of_bits(
-    passes: Callable[[], Tensor], modules: Sequence[nn.Module], *, state: dict[str, Any]
-) -> Tensor:
-    """Sum of the bits of the loss, and of each parameter's gradient on this rank alone."""
-    set_random_state(state)
-    parameters = [each for module in modules for each in _own_parameters(module)]
-    sums = [torch.zeros((), dtype=torch.int64, device=each.device) for each in parameters]
-
-    def note(gradient: Tensor, *, number: int) -> None:
-        sums[number] = sums[number] + _sum_of_bits(gradient)
-
-    with ExitStack() as hooks:
-        for number, parameter in enumerate(parameters):
-            hook = parameter.register_hook(partial(note, number=number))
-            hooks.callback(hook.remove)
-        loss = passes()
-    return torch.stack([_sum_of_bits(loss), *sums])
-
-
-def _sum_of_bits(tensor: Tensor) -> Tensor:
-    """Sum of the elements as integers: one flipped bit changes it, the order does not."""
-    integers = tensor.detach().contiguous().view(_WIDTHS[tensor.element_size()])
-    return integers.sum(dtype=torch.int64)
-
-
-def _own_parameters(module: nn.Module) -> list[Tensor]:
-    """Parameters whose gradients no other rank has added to: FSDP2 gathers them for a pass."""
+def _logged(
+    passes: Callable[[], Tensor],
+    modules: Sequence[nn.Module],
+    *,
+    log: ExchangeLog,
+    state: dict[str, Any],
+) -> list[tuple[BitOrigin, int]]:
+    """Log of passes, with the loss, and each parameter's gradient on this rank alone."""
     from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
 
-    found: dict[int, Tensor] = {}
+    set_random_state(state)
+    with ExitStack() as hooks:
+        log.is_on = True
+        hooks.callback(setattr, log, "is_on", False)
+        for module in modules:
+            own = [each.detach() for each in module.parameters()]
+            log.computed(*(each.to_local() if isinstance(each, DTensor) else each for each in own))
+            for part, parameters in _used_parameters(module).items():
+                if isinstance(part, FSDPModule):
+                    note = partial(_note_gathered, parameters=parameters, log=log)
+                    hooks.callback(part.register_forward_pre_hook(note).remove)
+                for parameter in parameters:
+                    hooks.callback(parameter.register_hook(log.computed).remove)
+        log.computed(passes())
+    return log.take()
+
+
+def _note_gathered(_: nn.Module, __: Any, *, parameters: list[Tensor], log: ExchangeLog) -> None:
+    log.received(*parameters)
+
+
+def _used_parameters(module: nn.Module) -> dict[nn.Module, list[Tensor]]:
+    """Parameters of the passes, by the part of the model for which FSDP2 gathers them.
+
+    No other rank has added to their gradients.
+    """
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+    found: dict[nn.Module, list[Tensor]] = {}
     for part in module.modules():
         gathered = part if isinstance(part, FSDPModule) else None
         if gathered:
             gathered.unshard()
         if gathered or part is module:
-            own = (each for each in part.parameters() if not isinstance(each, DTensor))
-            found |= {id(each): each for each in own if each.requires_grad}
+            own = [each for each in part.parameters() if not isinstance(each, DTensor)]
+            found[part] = [each for each in own if each.requires_grad]
         if gathered:
             gathered.reshard()
-    return [*found.values()]
+    return found

@@ -23,8 +23,8 @@ class Data(SentenceData):
     word_use = "needs [CLS] and [SEP], which a WordPiece tokenizer has"
 
     def check_settings(self, train: TrainFields) -> None:
-        """Also refuse texts as titles, samples that share rows, accuracies over too many
-        blocks, and checks of the hardware."""
+        """Also refuse texts as titles, samples that share rows, and accuracies over too
+        many blocks."""
         super().check_settings(train)
         section = objective_section(train)
         if section.titles == section.text:
@@ -39,12 +39,6 @@ class Data(SentenceData):
             )
         if train.pack_samples:
             raise ValueError("pack_samples: true: objective ict has a row for each text; remove it")
-        if train.verify_interval:
-            raise ValueError(
-                f"verify_interval: {train.verify_interval}: objective ict compares the blocks of "
-                "all ranks, so an error of one rank changes the gradients of all, and none can be "
-                "named; remove it"
-            )
 
     def check_tokenize(self, tokenize: TokenizeSettings) -> None:
         """Also keep empty documents: a text without a title must not lose its place."""
