@@ -15,6 +15,7 @@
 #include "json_lines.hpp"
 #include "merges.hpp"
 #include "text_encoder.hpp"
+#include "unigram.hpp"
 #include "vocabulary.hpp"
 #include "word_pieces.hpp"
 
@@ -151,6 +152,22 @@ std::shared_ptr<tokamake::WordPieces> word_pieces_of(const tokamake::Vocabulary&
                                                 bytes_of(kinds));
 }
 
+std::shared_ptr<tokamake::Unigram> unigram_of(
+    const std::vector<std::pair<py::bytes, double>>& pieces, std::optional<uint32_t> unknown,
+    const UInt32Array& bytes, const std::string& marks, const UInt8Array& spaces) {
+  using Marks = tokamake::Unigram::Marks;
+  tokamake::Unigram::Pieces texts;
+  for (const auto& [text, score] : pieces) texts.emplace_back(std::string(text), score);
+  if (marks != "" && marks != "spaces" && marks != "words")
+    throw std::invalid_argument("unknown marks");
+  const auto kind = marks.empty()      ? Marks::kNone
+                    : marks == "words" ? Marks::kWords
+                                       : Marks::kSpaces;
+  return std::make_shared<tokamake::Unigram>(
+      texts, unknown, std::vector<uint32_t>(bytes.data(), bytes.data() + bytes.size()), kind,
+      bytes_of(spaces));
+}
+
 std::unique_ptr<tokamake::TextEncoder> encoder_of(
     std::shared_ptr<tokamake::WordModel> model, const std::vector<Split>& splits,
     const UInt8Array& joints, const Texts& added, const Texts& later, const UInt8Array& letters,
@@ -245,6 +262,11 @@ void bind_texts(py::module_& module) {
       module, "WordPieces", "WordPiece.")
       .def(py::init(&word_pieces_of), py::arg("vocabulary"), py::kw_only(), py::arg("prefix"),
            py::arg("unknown"), py::arg("longest"), py::arg("kinds").noconvert());
+  py::class_<tokamake::Unigram, WordModel, std::shared_ptr<tokamake::Unigram>>(
+      module, "Unigram", "Unigram language model.")
+      .def(py::init(&unigram_of), py::arg("pieces"), py::kw_only(), py::arg("unknown") = py::none(),
+           py::arg("bytes").noconvert() = UInt32Array(0), py::arg("marks") = "",
+           py::arg("spaces").noconvert() = UInt8Array(0));
   py::class_<tokamake::TextEncoder>(module, "TextEncoder", "Encodes texts by a model of words.")
       .def(py::init(&encoder_of), py::arg("model"), py::kw_only(), py::arg("splits") = py::list(),
            py::arg("joints").noconvert() = UInt8Array(0), py::arg("added") = py::list(),

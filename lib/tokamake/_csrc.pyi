@@ -474,6 +474,29 @@ class WordPieces(WordModel):
                 a word of its own.
         """
 
+class Unigram(WordModel):
+    """Unigram language model: the pieces of a word with the highest sum of scores."""
+
+    def __init__(
+        self,
+        pieces: list[tuple[bytes, float]],
+        *,
+        unknown: int | None = None,
+        bytes: npt.NDArray[np.uint32] = ...,
+        marks: str = "",
+        spaces: npt.NDArray[np.uint8] = ...,
+    ) -> None:
+        """Build a trie of the pieces.
+
+        Args:
+            pieces: pieces in UTF-8, or bytes, with their scores. The place of a piece is its token.
+            unknown: token of unknown text; None if all bytes are pieces.
+            bytes: (256,) tokens of the bytes of unknown text, in place of `unknown`; may be empty.
+            marks: "" for pieces of bytes; "spaces" writes U+2581 in place of each space; "words"
+                writes it before each word between spaces. Each U+2581 begins a word.
+            spaces: (0x110000,) whether a character is a space, for "words".
+        """
+
 _Map: TypeAlias = tuple[npt.NDArray[np.uint32], list[str], npt.NDArray[np.uint8]]
 
 class TextEncoder:

@@ -30,7 +30,7 @@ def arguments(tokenizer: Json, vocabulary: Vocabulary) -> dict[str, Any]:
     alphabet = [character for _, character in sorted(byte_alphabet().items())]
     singles = byte_ids(vocabulary, alphabet)
     whole = vocabulary.byte_words([*map(ord, alphabet)]) if model.get("ignore_merges") else []
-    splits, prefix = _splits(tokenizer.get("pre_tokenizer"))
+    splits, prefix = splits_and_prefix(tokenizer.get("pre_tokenizer"))
     return {
         "model": BytePairs(singles, vocabulary.merges(), whole=whole),
         "splits": splits,
@@ -46,7 +46,7 @@ def byte_ids(vocabulary: Vocabulary, texts: list[str]) -> NDArray[np.uint32]:
     return np.array(ids, np.uint32)
 
 
-def _splits(pre_tokenizer: Json | None) -> tuple[list[_Split], str]:
+def splits_and_prefix(pre_tokenizer: Json | None) -> tuple[list[_Split], str]:
     """Splits of a pre-tokenizer, and the prefix of each text."""
     steps = [*flat_steps(pre_tokenizer, "pretokenizers")]
     places = [place for place, step in enumerate(steps) if step["type"] == "ByteLevel"]

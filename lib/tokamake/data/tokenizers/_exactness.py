@@ -16,6 +16,7 @@ _ALLOWED = {
         "end_of_word_suffix": (None, ""),
     },
     "WordPiece": {},
+    "Unigram": {},
 }
 
 

@@ -14,9 +14,14 @@ from tokamake._csrc import TextEncoder, Vocabulary, model_spans
 from tokamake.data.tokenizers import Tokenizer
 from tokamake.data.tokenizers import _byte_level as byte_level
 from tokamake.data.tokenizers import _sentencepiece_style as sentencepiece_style
+from tokamake.data.tokenizers import _unigram as unigram
 from tokamake.data.tokenizers import _word_pieces as word_pieces
 from tokamake.data.tokenizers._exactness import Json, Unsupported, check_added, check_model
-from tokamake.data.tokenizers._normalization import Normalize, compile_normalizer
+from tokamake.data.tokenizers._normalization import (
+    Normalization,
+    Normalize,
+    compile_normalizer,
+)
 from tokamake.data.tokenizers._patterns import letters
 
 
@@ -62,11 +67,14 @@ class FastEncoder:
 
 
 def _read(definition: bytes) -> tuple[Json, Vocabulary]:
-    """The definition without its vocabulary and merges, and these two."""
+    """The definition, and its vocabulary with merges, which it lacks then."""
     if (spans := model_spans(definition)) is None:
         tokenizer = orjson.loads(definition)
         check_model(tokenizer["model"])
-        return tokenizer, Vocabulary(orjson.dumps(tokenizer["model"].pop("vocab")), b"[]")
+        vocab = tokenizer["model"]["vocab"]
+        if isinstance(vocab, list):  # pieces with scores
+            vocab = {text: number for number, (text, _) in enumerate(vocab)}
+        return tokenizer, Vocabulary(orjson.dumps(vocab), b"[]")
     vocab, merges = (slice(*span) for span in spans[:2])
     first, second = sorted((vocab, merges), key=lambda span: span.start)
     parts = definition[: first.start], definition[first.stop : second.start]
@@ -86,15 +94,7 @@ def _rules(package: str, definition: bytes) -> _Rules:
     tokenizer, vocabulary = _read(definition)
     added = tokenizer.get("added_tokens") or []
     check_added(added, vocabulary)
-    is_sentencepiece = tokenizer["model"].get("byte_fallback")
-    normalizer = None if is_sentencepiece else tokenizer.get("normalizer")
-    normalization = compile_normalizer(orjson.dumps(normalizer))
-    if is_sentencepiece:
-        arguments = sentencepiece_style.json_arguments(tokenizer, vocabulary)
-    elif tokenizer["model"]["type"] == "WordPiece":
-        arguments = word_pieces.arguments(tokenizer, vocabulary, normalization)
-    else:
-        arguments = byte_level.arguments(tokenizer, vocabulary)
+    arguments, normalization = _model_rules(tokenizer, vocabulary)
     normalized = [token for token in added if token.get("normalized")]
     arguments |= normalization.arguments | {
         "added": [_found(t["content"], t) for t in added if not t.get("normalized")],
@@ -103,6 +103,19 @@ def _rules(package: str, definition: bytes) -> _Rules:
     if any(token.get("single_word") for token in added):
         arguments["letters"] = letters()
     return _Rules(arguments, normalization.clusters)
+
+
+def _model_rules(tokenizer: Json, vocabulary: Vocabulary) -> tuple[dict[str, Any], Normalization]:
+    """Arguments of lib/csrc for a kind of model, and the normalization."""
+    if (kind := tokenizer["model"]["type"]) == "Unigram":
+        return unigram.arguments(tokenizer, vocabulary)
+    is_sentencepiece = tokenizer["model"].get("byte_fallback")
+    normalizer = None if is_sentencepiece else tokenizer.get("normalizer")
+    normalization = compile_normalizer(orjson.dumps(normalizer))
+    if kind == "WordPiece":
+        return word_pieces.arguments(tokenizer, vocabulary, normalization), normalization
+    style = sentencepiece_style.json_arguments if is_sentencepiece else byte_level.arguments
+    return style(tokenizer, vocabulary), normalization
 
 
 def _found(text: str, token: Json) -> tuple[str, int, int]:

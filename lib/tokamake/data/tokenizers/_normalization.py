@@ -7,6 +7,7 @@ each cluster once.
 """
 
 import json
+import unicodedata
 from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ Normalize = Callable[[str], str]
 _SINGLE = ("BertNormalizer", "NFD", "NFKD", "Lowercase", "StripAccents", "Nmt")
 """Normalizers that change each character by itself, and sort marks."""
 _FORMS = ("NFC", "NFKC")
+_WITHIN_WORDS = (*_SINGLE, *_FORMS, "Precompiled")
 _SEPARATORS = "\n|\u2603"  # no form of another character has the last one
 _CHUNK = 4096  # characters that are normalized at once
 _HIGHEST_CLASS = "\u0345"  # of marks, by which they are ordered
@@ -65,6 +67,41 @@ def compile_normalizer(definition: bytes) -> Normalization:
         "after": _map(steps[last + 1 :]),
     }
     return Normalization(arguments, clusters, _function(steps))
+
+
+def compile_words(definition: bytes) -> Normalization:
+    """Compile a normalizer whose words between spaces are normalized alone, each once.
+
+    Words without marked characters are normalized. Unsupported if that is not known to be exact.
+    """
+    steps = [*flat_steps(json.loads(definition), "normalizers")]
+    for step in steps:
+        if step["type"] not in _WITHIN_WORDS and not _is_within_words(step):
+            raise Unsupported(f"its normalizer is {step['type']}")
+    whole = _function(steps)
+    replaced = {*"".join(s["pattern"].get("String", "") for s in steps if s["type"] == "Replace")}
+    forms = zip(CHARACTERS, normal_forms(whole, CHARACTERS), strict=True)
+    marks = [form != text or text in replaced or not _stays_alone(text) for text, form in forms]
+    marked = of_all_points(np.array(marks, np.uint8))
+    return Normalization({"marks": marked} if steps else {}, whole, whole)
+
+
+def _is_within_words(step: Json) -> bool:
+    """Whether a Replace, or a Strip, changes nothing but words and white space."""
+    match step:
+        case {"type": "Strip"}:
+            return True
+        case {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}:
+            return True
+        case {"type": "Replace", "pattern": {"String": text}}:
+            return not any(map(str.isspace, text))
+    return False
+
+
+def _stays_alone(character: str) -> bool:
+    """Whether a character is sure not to combine with the one before: letters, numbers, signs."""
+    category = unicodedata.category(character)
+    return category[0] in "LNPSZ" and not "\u1100" <= character <= "\u11ff"
 
 
 def _is_single(step: Json) -> bool:

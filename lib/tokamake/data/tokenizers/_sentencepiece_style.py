@@ -17,11 +17,13 @@ from tokamake.data.tokenizers._byte_level import byte_ids
 from tokamake.data.tokenizers._exactness import Json, Unsupported
 from tokamake.data.tokenizers._sentencepiece_model import BYTE, NORMAL, UNUSED, USER_DEFINED
 
-_MARK = "\u2581"
-_BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": _MARK}
-_PREPEND = {"type": "Prepend", "prepend": _MARK}
-_SCHEMES = {"never": "", "always": "unless mark", "first": "first unless mark"}
+MARK = "\u2581"
+"""Stands for a space."""
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+"""Pieces of single bytes."""
+_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": MARK}
+_PREPEND = {"type": "Prepend", "prepend": MARK}
+_METASPACE = {"never": "", "always": "unless mark", "first": "first unless mark"}
 
 
 def json_arguments(tokenizer: Json, vocabulary: Vocabulary) -> dict[str, Any]:
@@ -42,7 +44,7 @@ def model_arguments(definition: bytes) -> dict[str, Any]:
     merged = sorted((piece for piece in words if len(piece.text) > 1), key=lambda p: -p.score)
     # sentencepiece merges the leftmost of two pairs with equal scores. Pieces of spaces alone share
     # a score in Llama-2's model; their order does not change the tokens.
-    scores = [piece.score for piece in merged if piece.text.strip(_MARK)]
+    scores = [piece.score for piece in merged if piece.text.strip(MARK)]
     normal = {piece.text for piece in words}
     kinds = {piece.kind for piece in spec.pieces}
     checks = {
@@ -72,7 +74,7 @@ def _prefix(normalizer: Json | None, pre_tokenizer: Json | None) -> str:
         steps = normalizer["normalizers"]
     match pre_tokenizer:
         case {"type": "Metaspace", "replacement": "\u2581", "split": False, **options} if not steps:
-            return _SCHEMES[str(options["prepend_scheme"])]
+            return _METASPACE[str(options["prepend_scheme"])]
         case None | {"type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious"}:
             # After _SPACES, there are no spaces to split at.
             if steps in ([_SPACES], [_PREPEND, _SPACES]):
@@ -80,8 +82,21 @@ def _prefix(normalizer: Json | None, pre_tokenizer: Json | None) -> str:
     raise Unsupported("its normalizer and pre_tokenizer are not known to be exact")
 
 
+def metaspace_prefix(step: Json) -> str:
+    """Prefix of each text by a pre-tokenizer Metaspace that splits; Unsupported if it is other."""
+    match step:
+        case {
+            "type": "Metaspace",
+            "replacement": "\u2581",
+            "split": True,
+            "prepend_scheme": scheme,
+        }:
+            return _METASPACE[str(scheme)]
+    raise Unsupported("its pre_tokenizer is not known to be exact")
+
+
 def _arguments(vocabulary: Vocabulary, *, shares_ranks: bool = False) -> dict[str, Any]:
-    singles, merges = byte_ids(vocabulary, _BYTES), vocabulary.merges()
+    singles, merges = byte_ids(vocabulary, BYTES), vocabulary.merges()
     if np.isin(merges[:, :2], singles).any():
         raise Unsupported("it merges bytes")
     characters = vocabulary.characters()

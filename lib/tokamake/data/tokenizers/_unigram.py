@@ -1,0 +1,106 @@
+"""Unigram models as arguments of lib/csrc: of bytes, or of words that begin with U+2581.
+
+T5, ALBERT and XLM-RoBERTa split text at white space. Words are looked up as they are in the text.
+Only new words are normalized, each by itself. tests/data/tokenizers/test_unigram.py compares the
+tokens.
+"""
+
+from typing import Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+
+from tokamake._csrc import Unigram, Vocabulary
+from tokamake.data.tokenizers._byte_level import byte_ids, splits_and_prefix
+from tokamake.data.tokenizers._exactness import Json, Unsupported, byte_alphabet
+from tokamake.data.tokenizers._normalization import (
+    Normalization,
+    Normalize,
+    compile_normalizer,
+    compile_words,
+    normal_forms,
+)
+from tokamake.data.tokenizers._patterns import CHARACTERS, compile_sets, matching, of_all_points
+from tokamake.data.tokenizers._sentencepiece_style import BYTES, MARK, metaspace_prefix
+
+_EXTENSION = "\u0489"  # belongs to the character before it
+_INSIDE = "(?:\0Joins+\0Other|\0Joins|\0Inside)+"
+_WORDS = f"\0Space?{MARK}?{_INSIDE}|\0Space?{MARK}|\0Space"
+_MARKED = f"[ {MARK}]?[^ {MARK}]+|[ {MARK}]"
+
+
+def arguments(tokenizer: Json, vocabulary: Vocabulary) -> tuple[dict[str, Any], Normalization]:
+    """Arguments of lib/csrc and normalization of a tokenizer.json; Unsupported if not exact."""
+    model, pieces = tokenizer["model"], tokenizer["model"]["vocab"]
+    pre_tokenizer: Any = tokenizer.get("pre_tokenizer")
+    normalizer = orjson.dumps(tokenizer.get("normalizer"))
+    match pre_tokenizer:
+        case {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]}:
+            if any(token.get("normalized") for token in tokenizer.get("added_tokens") or []):
+                raise Unsupported("an added token is searched for in normalized text")
+            normalization = compile_words(normalizer)
+            options, rules = _words(metaspace, normalization)
+        case {"type": "Metaspace"}:
+            normalization = compile_normalizer(normalizer)
+            options = {"marks": "spaces"}
+            splits = [(*compile_sets(_MARKED, {}), True, True)]
+            rules = {"splits": splits, "prefix": metaspace_prefix(pre_tokenizer)}
+        case _:
+            normalization = compile_normalizer(normalizer)
+            splits, prefix = splits_and_prefix(pre_tokenizer)
+            byte_ids(vocabulary, [*byte_alphabet().values()])
+            options, rules = {}, {"splits": splits, "prefix": prefix}  # no byte is unknown
+    if options and model.get("byte_fallback"):
+        options["bytes"] = byte_ids(vocabulary, BYTES)
+    if options and model.get("unk_id") is None:
+        raise Unsupported("its model has no token for unknown text")
+    texts = [text.encode() for text, _ in pieces] if options else _in_bytes(pieces)
+    written = [*zip(texts, (score for _, score in pieces), strict=True)]
+    rules["model"] = Unigram(written, unknown=model.get("unk_id"), **options)
+    return rules, normalization
+
+
+def _words(metaspace: Json, normalization: Normalization) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of Unigram and of TextEncoder for words between white space."""
+    if metaspace_prefix(metaspace) != "unless mark":
+        raise Unsupported("its pre_tokenizer does not begin each word with U+2581")
+    forms = normal_forms(normalization.whole, CHARACTERS)
+    spaces = ~matching("\0Visible")
+    is_space = dict(zip(CHARACTERS, spaces.tolist(), strict=True))
+    # A character that is no space may become one, but may belong to the one before it.
+    separates = spaces & [form != "" and all(map(is_space.get, form)) for form in forms]
+    mark = matching(MARK)
+    if forms[int(np.flatnonzero(mark)[0])] not in (" ", MARK):
+        raise Unsupported("its normalizer changes U+2581")
+    joins = _joins(normalization.whole, forms)
+    inside = ~separates & ~mark & ~joins
+    sets = {"\0Space": separates, "\0Inside": inside, "\0Joins": joins, "\0Other": ~joins}
+    rules = {"splits": [(*compile_sets(_WORDS, sets), True, True)], "normalizes_words": True}
+    if "marks" in normalization.arguments:  # spaces separate words, whether normalized or not
+        normalization.arguments["marks"] *= of_all_points(~separates).astype(np.uint8)
+    return {"marks": "words", "spaces": of_all_points(spaces.astype(np.uint8))}, rules
+
+
+def _joins(normalize: Normalize, forms: list[str]) -> NDArray[np.bool_]:
+    """Whether each of CHARACTERS belongs to the one after it.
+
+    A model's table of characters replaces such characters together, if they are short.
+    """
+    changed = [text for text, form in zip(CHARACTERS, forms, strict=True) if form not in ("", text)]
+    extended = normal_forms(normalize, [text + _EXTENSION for text in changed])
+    probe = next((t for t, form in zip(changed, extended, strict=True) if form == normalize(t)), "")
+    if not probe:
+        return np.zeros(len(CHARACTERS), bool)
+    together = normal_forms(normalize, [text + probe + _EXTENSION for text in CHARACTERS])
+    alone = normalize(probe)
+    return np.array([t != form + alone for t, form in zip(together, forms, strict=True)])
+
+
+def _in_bytes(pieces: list[tuple[str, float]]) -> list[bytes]:
+    """Pieces as bytes; empty if a character stands for no byte."""
+    alphabet = {text: byte for byte, text in byte_alphabet().items()}
+    return [
+        bytes(map(alphabet.__getitem__, text)) if {*text} <= alphabet.keys() else b""
+        for text, _ in pieces
+    ]
