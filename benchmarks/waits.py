@@ -1,34 +1,55 @@
-"""Count what a training step costs on an accelerator, for each objective, without an accelerator.
+"""Count what a training step costs on an accelerator, for each objective and layout, without one.
 
     python benchmarks/waits.py
 
-A stand-in counts how often the host waits for the device, kernels, and copies to the device.
+A stand-in counts how often the host waits for the device, kernels, and copies to the device. Of two
+ranks, a row has the first one, and of waits and kernels the larger number.
 """
 
 import os
 import sys
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.support.standin_training import train_on_both
-from tokamake.runtime.process_group import process_group
-from tokamake.runtime.ranks import Ranks
+from tests.support.ranks import spawn
+from tests.support.standin_costs import Costs
+from tests.support.standin_training import (
+    train_by_deepspeed,
+    train_layouts,
+    train_on_both,
+    train_with_passes,
+)
 
-COLUMNS = ("run", "waits", "kernels", "pinned copies", "other copies", "allocations")
+COLUMNS = ("step", "waits", "kernels", "pinned copies", "other copies", "allocations")
+
+
+def steps() -> Iterator[tuple[str, list[Costs]]]:
+    """Costs of the last step of each run, of each rank."""
+    for train in (train_on_both, train_with_passes):
+        (of_rank,) = spawn(train, 1)
+        for name, (_, of_device) in of_rank.items():
+            yield name, [of_device.costs]
+    ranks = spawn(train_layouts, 2)
+    for name in ranks[0]:
+        yield f"2 ranks: {name}", [rank[name][1].costs for rank in ranks]
+    for stage in range(4):
+        (of_device,) = spawn(partial(train_by_deepspeed, on_device=True), 1, stage)
+        yield f"DeepSpeed, ZeRO {stage}", [of_device.costs]
 
 
 def main() -> None:
     """Measure and print a table."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    with process_group(Ranks(0, 1, 0, 1)):
-        trained = train_on_both()
     print(f"| {' | '.join(COLUMNS)} |\n|{'---|' * len(COLUMNS)}")
-    for run, (_, of_device) in trained.items():
-        costs = of_device.costs
+    for name, (costs, *others) in steps():
+        waits = max(len(each.waits) for each in (costs, *others))
+        kernels = max(each.launches.total() for each in (costs, *others))
         kinds = [costs.copies[kind] for kind in ("pinned", "unpinned")]
-        numbers = [len(costs.waits), costs.launches.total(), *kinds, costs.allocations]
-        print(f"| {run} | {' | '.join(map(str, numbers))} |")
+        numbers = [waits, kernels, *kinds, costs.allocations]
+        print(f"| {name} | {' | '.join(map(str, numbers))} |", flush=True)
 
 
 if __name__ == "__main__":

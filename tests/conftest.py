@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, settings
 from tests.support import faults, neighbors
 from tests.support.fork_server import shared_folder
 from tests.support.megatron_datasets import MERGE_INPUTS, write_megatron_dataset
-from tests.support.programs import worker_python
+from tests.support.programs import HIDDEN, worker_python
 from tests.support.sentence_data import SentenceData, at, make_sentences
 from tests.support.shared_folders import made_once
 from tests.support.tokenized import tokenized
@@ -50,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
     forks of a Python that has collected the tests.
     """
     if config.option.markexpr != "gpu":
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        os.environ.update(HIDDEN)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Snakemake sets another number in jobs: threads that wait must not keep the cores busy.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -10,10 +10,11 @@ from torch.nn import functional as F
 from torch.nn.attention import varlen
 from torch.testing import assert_close
 
+from tests.support.accelerators import DEVICE, with_varlen
 from tokamake.parallel import attention
 from tokamake.parallel.attention import attention as attend
 from tokamake.parallel.attention import by_document
-from tokamake.parallel.document_mask import PackedDocuments, keep_bounds
+from tokamake.parallel.document_mask import PackedDocuments, keep_ids
 from tokamake.parallel.mesh import SINGLE_RANK
 from tokamake.parallel.score_rules import ScoreRules
 
@@ -157,7 +158,7 @@ def test_bounds_that_the_host_keeps_are_those_of_the_ids(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     tensor = ids(LONG)
     found = PackedDocuments(tensor)
-    keep_bounds(tensor, tensor.numpy())
+    keep_ids(tensor, tensor.numpy())
     kept = PackedDocuments(tensor)
     tensor.zero_()  # `kept` reads no element of the device
     expected = PackedDocuments(ids(LONG))
@@ -167,8 +168,7 @@ def test_bounds_that_the_host_keeps_are_those_of_the_ids(monkeypatch: pytest.Mon
     assert found.lengths == [tensor.shape[1]] * len(tensor)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: pytest -m gpu")
+@with_varlen
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("lengths", [LONG, SHORT])
 @pytest.mark.parametrize("groups", [1, 2, 4])
@@ -176,13 +176,13 @@ def test_flash_attention_on_a_gpu(
     groups: int, lengths: list[list[int]], dtype: torch.dtype
 ) -> None:
     ours, theirs = ([x.detach() for x in heads(groups)] for _ in range(2))
-    ours = [x.to("cuda", dtype).requires_grad_() for x in ours]
+    ours = [x.to(DEVICE, dtype).requires_grad_() for x in ours]
     theirs = [x.to(dtype).float().requires_grad_() for x in theirs]
     assert attention._at_once(ours[0])
-    y = by_document(*ours, PackedDocuments(ids(lengths).cuda()))
+    y = by_document(*ours, PackedDocuments(ids(lengths).to(DEVICE)))
     expected = masked(*theirs, lengths)
     upstream = torch.randn_like(expected).to(dtype)
-    gradients = torch.autograd.grad(y, ours, upstream.cuda())
+    gradients = torch.autograd.grad(y, ours, upstream.to(DEVICE))
     expected_gradients = torch.autograd.grad(expected, theirs, upstream.float())
     for x, reference in zip((y, *gradients), (expected, *expected_gradients), strict=True):
         assert_close(x.float().cpu(), reference, rtol=2e-2, atol=2e-2)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.support.accelerators import DEVICE, MARKS
 from tests.support.ranks import spawn
 from tokamake.errors import UserError
 from tokamake.models.common.recompute import NONE, Recompute, run
@@ -23,13 +24,7 @@ from tokamake.parallel.document_mask import Documents, document_mask
 from tokamake.parallel.mesh import SINGLE_RANK
 from tokamake.parallel.score_rules import PLAIN_SCORES, ScoreRules
 
-GPU = pytest.param(
-    "cuda",
-    marks=[
-        pytest.mark.gpu,
-        pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: pytest -m gpu"),
-    ],
-)
+GPU = pytest.param(DEVICE.type, marks=MARKS, id="accelerator")
 
 # Batch, query heads, key heads, tokens, width of a head. Chunks of one token and of odd lengths.
 SHAPES = [(2, 4, 4, 48, 16), (1, 8, 2, 40, 8), (3, 4, 1, 24, 16), (1, 12, 3, 8, 32)]

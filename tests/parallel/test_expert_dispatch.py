@@ -32,6 +32,8 @@ def travel(counts: list[Tensor], dtype: torch.dtype) -> list[tuple[Tensor, ...]]
     for counts_RE in counts:
         dispatch = ExpertDispatch(counts_RE[rank], Axis(rank, RANKS, dist.group.WORLD))
         x = rows_of(counts_RE[rank], rank).to(dtype).requires_grad_()
+        assert dispatch.lengths == dispatch.counts.tolist()
+        assert dispatch.num_sent == len(x)
         own = dispatch.to_experts(x)
         experts_R = torch.arange(EXPERTS).view(RANKS, -1)[rank].repeat_interleave(dispatch.counts)
         factors = (experts_R + 2.0).to(dtype).requires_grad_()

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+from tests.support.accelerators import DEVICE, on_accelerator
 from tokamake.parallel import loss as loss_module
 from tokamake.parallel.loss import NO_LABEL, cross_entropy
 
@@ -81,26 +82,25 @@ def test_the_arithmetic_that_is_compiled_equals_torch(
     assert len(used) == 2
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: pytest -m gpu")
+@on_accelerator
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_gpu_equals_torch(dtype: torch.dtype, compiled: bool) -> None:
     logits, labels = tokens(dtype)
-    computed = ours(logits.cuda(), labels.cuda(), compiled=compiled)
+    computed = ours(logits.to(DEVICE), labels.to(DEVICE), compiled=compiled)
     check(computed, by_torch(logits, labels), dtype)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: pytest -m gpu")
+@on_accelerator
 def test_compiled_arithmetic_holds_no_scores() -> None:
-    logits = torch.randn(4096, 65536, device="cuda", dtype=torch.bfloat16)
-    labels = torch.randint(65536, (4096,), device="cuda")
+    logits = torch.randn(4096, 65536, device=DEVICE, dtype=torch.bfloat16)
+    labels = torch.randint(65536, (4096,), device=DEVICE)
+    module = getattr(torch, DEVICE.type)
     for _ in range(2):  # the first one compiles
         leaf = logits.clone().requires_grad_()
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
+        before = module.memory_allocated()
+        module.reset_peak_memory_stats()
         cross_entropy(leaf * 1, labels, size=65536, compiled=True).backward()
-        peak = torch.cuda.max_memory_allocated() - before
+        peak = module.max_memory_allocated() - before
     # The product, whose memory becomes the gradient; `leaf.grad` may be a copy.
     assert peak < 2.2 * logits.nbytes

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from tests.support.fork_server import address, shared_folder, write_client
 
+HIDDEN = {"CUDA_VISIBLE_DEVICES": "", "ONEAPI_DEVICE_SELECTOR": "opencl:cpu"}
+"""Environment in which torch finds no accelerator, neither CUDA nor XPU."""
 SERVERS = {
     "snakemake": "snakemake",
     "tokamake": "tokamake",

@@ -29,6 +29,8 @@ class Costs:
     """Copies to the device, `pinned` and `unpinned`, and `back` to the host."""
     allocations: int = 0
     """Tensors of the stand-in that were allocated."""
+    asked: set[str] = field(default_factory=set)
+    """Entries of the table of device types that tokamake has asked."""
     of_host: list[str] = field(default_factory=list)
     """Operator and line of each computation on tensors of the host, other than scalars."""
 
@@ -58,6 +60,11 @@ def free(num_bytes: int) -> None:
 def copy(kind: str) -> None:
     for costs in Totals.counting:
         costs.copies[kind] += 1
+
+
+def asked(name: str) -> None:
+    for costs in Totals.counting:
+        costs.asked.add(name)
 
 
 @contextmanager

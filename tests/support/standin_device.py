@@ -13,18 +13,21 @@ import os
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import cache, partial, wraps
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.library import Library
+from torch.nn import functional as F
+from torch.nn.attention import varlen
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from tests.support.standin_costs import allocate, copy, free, launch, live_bytes, wait
-from tokamake.runtime.device import BACKENDS
+from tests.support.standin_costs import allocate, asked, copy, free, launch, live_bytes, wait
+from tokamake.runtime.device_types import DEVICE_TYPES, DeviceType, has_grouped_mm
 
 NAME = "standin"
 _aten = torch.ops.aten
@@ -111,7 +114,7 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
         return pairs[-1][0]
 
     on_cpu, named = tree_map(lowered, (args, kwargs))
-    _count(name, args)
+    _count(name, args, has_size=kwargs.get("output_size") is not None)
     # A number in place of a tensor: another overload may take it.
     has_number = name.startswith("bitwise_") and not all(isinstance(x, Tensor) for x in args)
     result = (op.overloadpacket if has_number else op)(*on_cpu, **named)
@@ -146,8 +149,9 @@ def _check_place(name: str, value: Tensor) -> None:
         )
 
 
-def _count(name: str, args: tuple[Any, ...]) -> None:
-    waits = name in _OF_VALUES or (name == "repeat_interleave" and len(args) == 1)
+def _count(name: str, args: tuple[Any, ...], *, has_size: bool = False) -> None:
+    # With the size of the result, CUDA need not wait for it.
+    waits = name in _OF_VALUES or (name == "repeat_interleave" and len(args) == 1 and not has_size)
     if name in _INDEXED:
         indices = [each for each in args[1] if each is not None]
         are_bits = any(each.dtype in (torch.bool, torch.uint8) for each in indices)
@@ -237,9 +241,24 @@ def _collective(op: Any, *args: Any, **kwargs: Any) -> Any:
         return on_host(value) if _is_here(value) else value
 
     launch(op._schema.name)
-    result = op(*tree_map(lowered, args), **tree_map(lowered, kwargs))
+    with _disable_current_modes():  # of `counted`: gloo splits tensors
+        result = op(*tree_map(lowered, args), **tree_map(lowered, kwargs))
     # A result begins with the tensors that were passed.
     return (args[0], *result[1:]) if isinstance(result, tuple) else result
+
+
+def _resize(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+    """FSDP2 frees gathered weights by this: they lose their values, and keep their memory."""
+    if storage.device.type != NAME:
+        return _resize_of_torch(storage, size)
+    assert not size
+    memory: Any = storage
+    with _disable_current_modes():  # of `counted`
+        torch.empty(0, dtype=torch.uint8).set_(memory.memory.host).fill_(255)  # NaN
+    return storage
+
+
+_resize_of_torch: Any = torch.UntypedStorage.resize_
 
 
 # ---- The device in torch ----
@@ -250,7 +269,8 @@ class _Stream:
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
-    def wait_stream(self, _: Any = None) -> None: ...
+    def wait_stream(self, _: Any = None) -> "_Stream":
+        return self
 
     wait_event = record = record_event = wait = wait_stream
 
@@ -314,14 +334,87 @@ class _Module:
         pass
 
     # The kernels are the CPU's, and so is their generator.
-    get_rng_state = staticmethod(torch.get_rng_state)
-    set_rng_state = staticmethod(torch.set_rng_state)
+    @staticmethod
+    def get_rng_state(*_: Any) -> Tensor:
+        return torch.get_rng_state()
+
+    @staticmethod
+    def set_rng_state(state: Tensor, *_: Any) -> None:
+        torch.set_rng_state(state)
+
+
+# ---- The device in tokamake ----
+
+
+def _memory_bytes(_: torch.device) -> int:
+    return 2**34
+
+
+def _identity(_: torch.device) -> str:
+    return f"{NAME} of process {os.getpid()}"
+
+
+def _has_varlen(_: torch.device) -> bool:
+    return True
+
+
+DEVICE_TYPE = DeviceType(
+    "gloo",
+    memory_bytes=_memory_bytes,
+    identity=_identity,
+    has_varlen=_has_varlen,
+    has_grouped_product=has_grouped_mm,
+    compiles=False,
+)
+"""Entry of the table. Documents are a mask in one call, a kernel of CUDA elsewhere."""
+
+
+@wraps(varlen.varlen_attn)
+def _varlen_attn(
+    q_THK: Tensor,
+    k_TGK: Tensor,
+    v_TGK: Tensor,
+    bounds: Tensor,
+    *_: Any,
+    window_size: tuple[int, int],
+    **__: Any,
+) -> Tensor:
+    """Flash attention of all documents in one call, as a mask: it waits for nothing."""
+    places = torch.arange(len(q_THK), device=bounds.device)
+    documents = torch.searchsorted(bounds, places, right=True)
+    mask = documents[:, None] == documents
+    ahead = places[:, None] - places
+    for most, distance in zip(window_size, (ahead, -ahead), strict=True):
+        if most >= 0:
+            mask = mask & (distance <= most)
+    q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_TGK, v_TGK))
+    y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+    return y[0].transpose(0, 1)
+
+
+def _recorded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        asked(name)
+        return function(*args, **kwargs)
+
+    return ask
 
 
 def use() -> torch.device:
-    """Let tokamake find the device and train on it."""
+    """Let tokamake find the device and train on it, also in the default process group."""
     device = install()
-    BACKENDS[NAME] = "gloo"
+    if NAME not in DEVICE_TYPES:
+        entries = DEVICE_TYPE._asdict().items()
+        DEVICE_TYPES[NAME] = DeviceType(
+            **{name: _recorded(name, of) if callable(of) else of for name, of in entries}
+        )
+        varlen.varlen_attn = _varlen_attn
+        dist.Backend.backend_capability["gloo"].append(NAME)
+        dist.Backend.default_device_backend_map[NAME] = "gloo"
+        group = dist.group.WORLD
+        if group is not None:
+            gloo = group._get_backend(torch.device("cpu"))
+            group._register_backend(device, dist.ProcessGroup.BackendType.GLOO, gloo)
     return device
 
 
@@ -359,8 +452,10 @@ def install() -> torch.device:
     for name in torch._C._dispatch_get_all_op_names():
         namespace = name.partition("::")[0]
         has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
-        # CUDA, too, has a kernel for a list of tensors; otherwise torch would run its parts.
-        if namespace == "aten" and (has_kernel or "::_foreach_" in name):
+        # CUDA, too, has a kernel for a list of tensors, or for all groups; otherwise torch would
+        # run its parts.
+        is_joint = "::_foreach_" in name or name == "aten::_grouped_mm"
+        if namespace == "aten" and (has_kernel or is_joint):
             kernels.setdefault(name, partial(_run, _operator(name)))
         elif namespace == "c10d" and has_kernel:
             kernels[name] = partial(_collective, _operator(name))
@@ -371,6 +466,7 @@ def install() -> torch.device:
             _register(namespace, of_it)
     _register("aten", {"aten::scaled_dot_product_attention": _attention}, "AutogradPrivateUse1")
     _register("aten", {"aten::_pin_memory": _pin_memory, "aten::is_pinned": _is_pinned}, "CPU")
+    torch.UntypedStorage.resize_ = _resize  # type: ignore[method-assign]
     torch.accelerator.synchronize = lambda *_: wait("synchronize")  # type: ignore[assignment]
     return torch.device(NAME, 0)
 

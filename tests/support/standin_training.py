@@ -1,12 +1,10 @@
 """Training steps on the stand-in accelerator and on the CPU: their numbers, and what they cost."""
 
+import os
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 import torch
-from torch import Tensor
-from torch.nn import functional as F
-from torch.nn.attention import varlen
+import torch.distributed as dist
 
 from tests.support import standin_device
 from tests.support.composition_axes import axes
@@ -14,8 +12,8 @@ from tests.support.compositions import Composition, learners
 from tests.support.layouts import laid_out
 from tests.support.standin_costs import Costs, counted, live_bytes
 from tokamake import plugins
+from tokamake.config.architecture import FAMILIES
 from tokamake.config.resolved_run import Run
-from tokamake.parallel import attention, grouped_linear
 from tokamake.prove.plain_training import rates
 from tokamake.prove.random_samples import rank_ids, rank_samples, step_samples
 from tokamake.runtime.ranks import Ranks
@@ -23,22 +21,46 @@ from tokamake.train.numerics import with_precision
 
 CPU = torch.device("cpu")
 NUM_STEPS = 2
-CHANGES: dict[str, dict[str, Any]] = {
-    "bf16": {"precision": "bf16"},
+NUM_BATCHES = 2
+"""Micro batches of a step."""
+Values = dict[str, Any]
+"""Values of axes of compositions that do not have their defaults."""
+APART: Values = {"reset_attention_mask": True, "reset_position_ids": True}
+BF16: Values = {"precision": "bf16"}
+CAPACITY: Values = {"router.capacity_factor": 1.0}
+
+# ---- Runs of one rank ----
+
+CHANGES: dict[str, Values] = {
+    "bf16": BF16,
     "recomputation": {"recompute_granularity": "full"},
-    "document masks": {"reset_attention_mask": True, "reset_position_ids": True},
+    "document masks": APART,
+    "document masks, bf16": {**BF16, **APART},
     "norms of layers": {"log_layer_norms": True},
     "losses of corpora": {"log_corpus_losses": True},
     "dropout": {"dropout.hidden": 0.1, "dropout.attention": 0.1},
     **{name: {"optimizer.name": name} for name in axes()["optimizer.name"]},
 }
 """Changes of a causal run whose code differs on a device."""
-RUNS = {
+EXPERTS = [
+    family
+    for family, objective in learners()
+    if objective == "causal" and plugins.constant(FAMILIES, family, "HAS_ROUTERS", default=False)
+]
+"""Families with mixtures of experts; devices have a kernel for their products in bf16."""
+RUNS: dict[str, tuple[str, str, Values]] = {
     **{f"{family} {objective}": (family, objective, {}) for family, objective in learners()},
+    **{f"{family} causal, bf16": (family, "causal", BF16) for family in EXPERTS},
     **{f"llama causal, {change}": ("llama", "causal", of) for change, of in CHANGES.items()},
+    "mixtral causal, capacity": ("mixtral", "causal", CAPACITY),
+    "mixtral causal, capacity, bf16": ("mixtral", "causal", CAPACITY | BF16),
+    "deepseek_v3 causal, further tokens": (
+        *("deepseek_v3", "causal"),
+        {"architecture.num_nextn_predict_layers": 1, **BF16},
+    ),
     "bert masked, packed": ("bert", "masked", {"pack_samples": True}),
 }
-"""Each family with each objective that it learns, and variants."""
+"""Family, objective and settings: each family with each objective that it learns, and variants."""
 
 
 class Trained(NamedTuple):
@@ -53,8 +75,9 @@ class Trained(NamedTuple):
 
 
 def train(run: Run, device: torch.device) -> Trained:
+    rank, size = dist.get_rank(), dist.get_world_size()
     engine = plugins.load("train/backends", run.train.backend).Engine(
-        with_precision(run, device), Ranks(0, 1, 0, 1), device=device
+        with_precision(run, device), Ranks(rank, size, rank, size), device=device
     )
     objective, mesh = engine.stages.objective, engine.mesh
 
@@ -74,72 +97,96 @@ def train(run: Run, device: torch.device) -> Trained:
     return Trained(numbers, costs, (bytes_after[-2], bytes_after[-1]))
 
 
+def waits_of_experts(run: Run) -> int:
+    """Waits of a step for numbers of rows, which the host must know.
+
+    Each layer with experts waits once for each micro batch: for products without a kernel, for the
+    number of choices that a capacity keeps, or for the rows that ranks exchange.
+    """
+    train = run.train
+    has_kernel = train.precision == "bf16"
+    needs_numbers = train.router.capacity_factor is not None
+    if has_kernel and not needs_numbers and train.parallel.expert_parallel_size == 1:
+        return 0
+    return len(run.architecture.expert_layers) * NUM_BATCHES
+
+
 def train_on_both() -> dict[str, tuple[Trained, Trained]]:
-    """Train each run on the CPU and on the stand-in, which has a kernel for products of groups."""
+    """Train each run on the CPU and on the stand-in."""
     device = standin_device.use()
-    trained = {}
-    with (
-        patch.object(grouped_linear, "_has_kernel", lambda x, _: x.device.type == device.type),
-        patch.object(grouped_linear, "_grouped_mm", _grouped_mm),
-    ):
-        for name, (family, objective, values) in RUNS.items():
-            run = Composition(family, objective, values, seed=5).run()
-            trained[name] = (train(run, CPU), train(run, device))
-    return trained
+    return {
+        name: (train(run, CPU), train(run, device))
+        for name, run in ((name, one_rank(name)) for name in RUNS)
+    }
 
 
-def _grouped_mm(x_RD: Tensor, weight_GDE: Tensor, *, offs: Tensor) -> Tensor:
-    """Products of all groups in one call, as masks: it waits for nothing."""
-    places = torch.arange(len(x_RD), device=offs.device)
-    groups_R = torch.searchsorted(offs, places, right=True)
-    masks = (groups_R == group for group in range(len(weight_GDE)))
-    products = (
-        (x_RD * mask_R[:, None]) @ weight
-        for mask_R, weight in zip(masks, weight_GDE.unbind(), strict=True)
-    )
-    return torch.stack([*products]).sum(0)
+def one_rank(name: str) -> Run:
+    return Composition(*RUNS[name], seed=5).run()
 
 
-PASSES = {
-    "documents, flash attention": {"precision": "bf16", "reset_attention_mask": True},
-    "labels drawn": {"optimizer.name": "sophia_g"},
-    "labels drawn, unequal labels": {"optimizer.name": "sophia_g", "eod_mask_loss": True},
+# ---- Extra passes of an optimizer ----
+
+PASSES: dict[str, Values] = {
+    "labels drawn": {},
+    "labels drawn, unequal labels": {"eod_mask_loss": True},
 }
-"""Changes of a causal Llama that need a kernel of CUDA, or an extra pass in each step."""
+"""Changes of a causal Llama whose optimizer makes an extra pass in each step."""
 
 
 def train_with_passes() -> dict[str, tuple[Trained, Trained]]:
-    """Train the runs of `PASSES` on both: with flash attention, and an extra pass in each step."""
+    """Train the runs of `PASSES` on both."""
     device = standin_device.use()
     trained = {}
     for name, values in PASSES.items():
-        run = Composition("llama", "causal", values, seed=5).run()
-        if "sophia_g" in values.values():
-            settings = run.train.optimizer.model_dump(exclude_unset=True)
-            run = laid_out(run, {"optimizer": {**settings, "hessian_interval": 1}})
-        with (
-            patch.dict(attention._FLASH, {standin_device.NAME: lambda _: True}),
-            patch.object(varlen, "varlen_attn", _varlen_attn),
-        ):
-            trained[name] = (train(run, CPU), train(run, device))
+        run = Composition("llama", "causal", {"optimizer.name": "sophia_g", **values}, 5).run()
+        settings = run.train.optimizer.model_dump(exclude_unset=True)
+        run = laid_out(run, {"optimizer": {**settings, "hessian_interval": 1}})
+        trained[name] = (train(run, CPU), train(run, device))
     return trained
 
 
-def _varlen_attn(
-    q_THK: Tensor,
-    k_TGK: Tensor,
-    v_TGK: Tensor,
-    bounds: Tensor,
-    *_: Any,
-    window_size: Any,
-    **__: Any,
-) -> Tensor:
-    """Flash attention of all documents in one call, as a mask: it waits for nothing."""
-    places = torch.arange(len(q_THK), device=bounds.device)
-    documents = torch.searchsorted(bounds, places, right=True)
-    mask = (documents[:, None] == documents[None]) & (places[:, None] >= places)
-    assert window_size == (-1, 0)
-    q, k, v = (x.transpose(0, 1)[None] for x in (q_THK, k_TGK, v_TGK))
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)[0].transpose(
-        0, 1
-    )
+# ---- Layouts of two ranks, and DeepSpeed ----
+
+_DATA, _TENSOR, _CONTEXT, _PIPELINE = (
+    "data_parallel_size",
+    *(f"parallel.{each}_parallel_size" for each in ("tensor", "context", "pipeline")),
+)
+_EXPERTS: Values = {
+    _DATA: 2,
+    "parallel.expert_parallel_size": 2,
+    "architecture.num_experts": 4,
+}
+DEEPSPEED: Values = {"backend": "deepspeed"}
+LAYOUTS: dict[str, tuple[str, Values]] = {
+    **{f"ZeRO {stage}": ("llama", {_DATA: 2, "zero_stage": stage}) for stage in range(4)},
+    "TP": ("llama", {_TENSOR: 2}),
+    "TP, SP": ("llama", {_TENSOR: 2, "parallel.sequence_parallel": True}),
+    "CP, ring": ("llama", {_CONTEXT: 2}),
+    "CP, ulysses": ("llama", {_CONTEXT: 2, "parallel.context_parallel_method": "ulysses"}),
+    "CP, ring, document masks": ("llama", {_CONTEXT: 2, **APART}),
+    "PP, 1F1B": ("llama", {_PIPELINE: 2, "parallel.pipeline_schedule": "1f1b"}),
+    "EP": ("mixtral", _EXPERTS),
+    "EP, bf16": ("mixtral", _EXPERTS | BF16),
+    "EP, capacity": ("mixtral", _EXPERTS | CAPACITY),
+}
+"""Family and settings of causal runs of the native back end on two ranks."""
+
+
+def layout(name: str) -> Run:
+    family, values = LAYOUTS[name]
+    return Composition(family, "causal", values, seed=5).run()
+
+
+def train_layouts() -> dict[str, tuple[Trained, Trained]]:
+    """Train each layout on CPUs and on stand-ins; all ranks call it."""
+    device = standin_device.use()
+    runs = {name: layout(name) for name in LAYOUTS}
+    return {name: (train(run, CPU), train(run, device)) for name, run in runs.items()}
+
+
+def train_by_deepspeed(stage: int, *, on_device: bool) -> Trained:
+    """Train a causal Llama by DeepSpeed, whose accelerator is one for the whole process."""
+    os.environ["LOCAL_RANK"] = "0"
+    device = standin_device.use_with_deepspeed() if on_device else CPU
+    values = {"backend": "deepspeed", "zero_stage": stage}
+    return train(Composition("llama", "causal", values, seed=5).run(), device)

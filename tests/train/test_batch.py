@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.accelerators import DEVICE, on_accelerator
 from tokamake.train.batch import to_device
 
 BATCH = np.arange(24).reshape(4, 6)
@@ -48,10 +49,9 @@ def test_accelerator_batches_are_pinned_and_copied_asynchronously(
     np.testing.assert_array_equal(copied.numpy(), BATCH)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: pytest -m gpu")
+@on_accelerator
 def test_gpu_batches_keep_their_values() -> None:
     for number in range(50):  # reused memory must not be overwritten too early
-        batches = [to_device(BATCH + number + part, torch.device("cuda")) for part in range(3)]
+        batches = [to_device(BATCH + number + part, DEVICE) for part in range(3)]
         for part, batch in enumerate(batches):
             np.testing.assert_array_equal(batch.cpu().numpy(), BATCH + number + part)

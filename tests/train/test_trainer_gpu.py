@@ -1,4 +1,4 @@
-"""Training on a GPU: losses of a CPU with each back end, precision and optimizer; exact resume."""
+"""Training on an accelerator: losses of a CPU, by back end, precision, optimizer; exact resume."""
 
 import os
 from pathlib import Path
@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 import torch
 
+from tests.support.accelerators import MARKS
 from tests.support.forked import train
+from tests.support.programs import HIDDEN
 from tests.support.runs import losses, make_run, train_here, weights
 from tokamake import plugins
 from tokamake.config.resolved_run import read_run, write_run
 
 pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: pytest -m gpu"),
+    *MARKS,
     pytest.mark.usefixtures("lone_rank"),
 ]
 
@@ -40,7 +41,7 @@ def resolved(root: Path, name: str, *, apart: bool = False, **settings: Any) -> 
 def on_cpu(root: Path, name: str, **settings: Any) -> list[float]:
     """Losses of training and validation of a run in fp32 on the CPU."""
     config = resolved(root, name, precision="fp32", **settings)
-    with patch.dict(os.environ, CUDA_VISIBLE_DEVICES=""):
+    with patch.dict(os.environ, HIDDEN):
         assert " on cpu, fp32" in train(config)
     return [*losses(config), *losses(config, "validation_loss")]
 

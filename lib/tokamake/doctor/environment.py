@@ -20,7 +20,8 @@ from packaging.specifiers import SpecifierSet
 from tokamake.doctor.launcher import SECONDS, Launcher, ask_in_job
 from tokamake.doctor.programs import ask_python
 from tokamake.doctor.result import Result, ok, warning, wrong
-from tokamake.runtime.device import BACKENDS, accelerators
+from tokamake.runtime.device import accelerators
+from tokamake.runtime.device_types import DEVICE_TYPES
 from tokamake.runtime.requirements import required
 
 RECIPE = "see `An environment of your own` in the README of the profiles"
@@ -120,7 +121,7 @@ def _accelerator() -> str:
 def torch_results(facts: Mapping[str, Any], environment: Mapping[str, str]) -> list[Result]:
     """Return the results for the facts of `torch_facts`."""
     supported, kind = required("torch"), facts["device"]
-    backend = BACKENDS[kind]
+    backend = DEVICE_TYPES[kind].backend
     results = [ok("torch", facts["torch"])]
     if not supported.contains(facts["torch"].partition("+")[0], prereleases=True):
         remedy = f"tokamake is tested with {supported}; {RECIPE}"

@@ -19,6 +19,7 @@ from tokamake.preflight.model import check_layout
 from tokamake.preflight.run import check_ranks
 from tokamake.runtime.accelerators import Accelerator
 from tokamake.runtime.console import counted
+from tokamake.runtime.device_types import ASSUMED
 from tokamake.train import memory
 from tokamake.train.metrics import model_flops_per_token
 from tokamake.units import in_bytes
@@ -219,7 +220,7 @@ def _memory(run: Run, layout: Layout, *, ranks: int, most: float) -> float | Non
     parallel = ParallelSettings.model_validate(changes["parallel"])
     train = run.train.model_copy(update={**changes, "parallel": parallel})
     laid = run.model_copy(update={"train": train})
-    needed = memory.estimate(laid, ranks, "cuda", stages=stage_sizes).total
+    needed = memory.estimate(laid, ranks, ASSUMED, stages=stage_sizes).total
     if needed > most:
         return None
     try:

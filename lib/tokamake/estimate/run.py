@@ -16,6 +16,7 @@ from tokamake.preflight.model import check_layout
 from tokamake.preflight.run import check_ranks
 from tokamake.runtime.accelerators import Accelerator, accelerator
 from tokamake.runtime.console import shortened
+from tokamake.runtime.device_types import ASSUMED
 from tokamake.train import memory
 from tokamake.train.metrics import model_flops_per_token
 
@@ -121,7 +122,7 @@ def estimate_run(
     try:
         check_layout(run.train, architecture)
         check_ranks(run.train, allocation.ranks)
-        kind = "cuda" if allocation.device else "cpu"
+        kind = ASSUMED if allocation.device else "cpu"
         needed = memory.estimate(run, allocation.ranks, kind, stages=stage_sizes)
     except UserError as error:
         warnings.append(str(error))

@@ -12,6 +12,7 @@ from tokamake.optim import _torchao_internals as torchao
 from tokamake.optim._groups import adam_options
 from tokamake.optim._optimizer_base import Group
 from tokamake.optim._sharded_parameters import WholeParameters
+from tokamake.runtime.device_types import device_type
 
 SETTINGS = {"beta1": 0.9, "beta2": 0.95, "epsilon": 1e-8, "weight_decay": 0.1}
 ELEMENTWISE = False  # Blocks of 256 elements share a scale; small parts stay in 32 bits.
@@ -45,8 +46,11 @@ def build(groups: list[Group], settings: OptimizerSettings, *, whole: WholeParam
             return torchao.new_buffer(self, parameter, signed=kind == "exp_avg").copy_(value)
 
         def step(self, closure: Any = None) -> Any:
-            on_cpu = all(p.device.type == "cpu" for g in self.param_groups for p in g["params"])
-            eager = torch.compiler.set_stance("force_eager") if on_cpu else contextlib.nullcontext()
+            parameters = (p for group in self.param_groups for p in group["params"])
+            compiles = any(device_type(p.device).compiles for p in parameters)
+            eager = contextlib.nullcontext()
+            if not compiles:
+                eager = torch.compiler.set_stance("force_eager")
             for group in self.param_groups:
                 for name in ("lr", "weight_decay"):
                     group[name] = torch.as_tensor(group[name], dtype=torch.float32)

@@ -19,6 +19,7 @@ from tokamake.optim._sharded_parameters import WholeParameters
 from tokamake.parallel.context import share
 from tokamake.parallel.loss import NO_LABEL, drawn
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
+from tokamake.runtime.device import copied_to
 from tokamake.runtime.torch_internals import (
     foreach_add_,
     foreach_addcmul_,
@@ -129,9 +130,7 @@ def _sampled_labels(
 ) -> Tensor:
     """Labels of a micro batch, sampled from its logits where it has labels."""
     labels, numbers = extra_pass.labels[number], extra_pass.label_numbers[number]
-    chances = draws[number]
-    if labels.device.type != "cpu":  # from pinned memory, so that the host need not wait
-        chances = chances.contiguous().pin_memory().to(labels.device, non_blocking=True)
+    chances = copied_to(draws[number].contiguous(), labels.device)
     if numbers is not None:
         chances = chances.flatten()[numbers]
     elif missing := labels.shape[1] - chances.shape[1]:

@@ -10,9 +10,7 @@ Shape suffixes: B batch, L tokens of a rank, T tokens of the batch, S tokens att
 heads, G key and value heads, K width of a head, C ranks.
 """
 
-import inspect
 import math
-from functools import cache
 from typing import Any
 
 import torch
@@ -25,6 +23,7 @@ from tokamake.parallel.context import Method, by_rank, check_heads, in_order
 from tokamake.parallel.document_mask import UNMASKED, Documents, PackedDocuments, Unmasked
 from tokamake.parallel.ring import ring
 from tokamake.parallel.score_rules import PLAIN_SCORES, ScoreRules, by_blocks, in_window
+from tokamake.runtime.device_types import device_type, varlen_arguments
 from tokamake.runtime.torch_internals import not_compiled
 
 AttentionMask = Tensor | PackedDocuments | Documents | Unmasked | None
@@ -251,34 +250,12 @@ def by_document(
 
 def _at_once(q_BHLK: Tensor) -> bool:
     """Whether flash attention supports these queries."""
-    has_flash = _FLASH.get(q_BHLK.device.type)
     return (
-        has_flash is not None
-        and q_BHLK.dtype in (torch.float16, torch.bfloat16)
+        q_BHLK.dtype in (torch.float16, torch.bfloat16)
         and q_BHLK.shape[-1] % 8 == 0
         and q_BHLK.shape[-1] <= _WIDEST
-        and has_flash(q_BHLK.device)
+        and device_type(q_BHLK.device).has_varlen(q_BHLK.device)
     )
-
-
-@cache
-def _has_flash(device: torch.device) -> bool:
-    """Whether a GPU supports flash attention: NVIDIA from Ampere on. AMD is not tested."""
-    if torch.version.hip is not None or torch.cuda.get_device_capability(device) < (8, 0):
-        return False
-    # torch 2.9 has the function with other arguments.
-    return "window_size" in _arguments()
-
-
-_FLASH = {"cuda": _has_flash}
-"""Types of devices with flash attention for documents, and whether a device supports it."""
-
-
-@cache
-def _arguments() -> frozenset[str]:
-    from torch.nn.attention import varlen
-
-    return frozenset(inspect.signature(varlen.varlen_attn).parameters)
 
 
 def _flash(
@@ -314,7 +291,7 @@ def _varlen(
     from torch.nn.attention import varlen  # not above: the import takes long
 
     options: dict[str, Any] = {"window_size": window}
-    if "enable_gqa" in _arguments():  # torch 2.11 takes grouped heads without being told
+    if "enable_gqa" in varlen_arguments():  # torch 2.11 takes grouped heads without being told
         options["enable_gqa"] = q_THK.shape[1] != k_TGK.shape[1]
     y_THK = varlen.varlen_attn(q_THK, k_TGK, v_TGK, bounds, bounds, longest, longest, **options)
     assert isinstance(y_THK, Tensor)

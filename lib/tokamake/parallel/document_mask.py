@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from tokamake.parallel.axis import Axis
 from tokamake.parallel.context import Method, in_order
+from tokamake.runtime.device import copied_to
 
 Relation = Literal["apart", "same", "mixed"]
 """apart: two chunks have no document in common; same: both are of one document; mixed: neither."""
@@ -34,19 +35,25 @@ class Documents:
     @classmethod
     def of(cls, ids_BNL: Tensor) -> "Documents":
         """Compare chunks; call it once for all layers, because it waits for the device."""
-        # Bounds of ids prove that chunks are apart or the same; the rest is mixed, and gets a bias.
-        low_BN, high_BN = ids_BNL.amin(2), ids_BNL.amax(2)
-        apart_BNN = low_BN[:, :, None] > high_BN[:, None]
-        apart_NN = (apart_BNN | apart_BNN.mT).all(0)
-        single_BNN = (low_BN[:, :, None] == high_BN[:, None]) & (low_BN == high_BN)[:, None]
-        same_NN = (single_BNN & single_BNN.mT).all(0)
-        names: tuple[Relation, ...] = ("mixed", "same", "apart")
-        codes = (same_NN + 2 * apart_NN).tolist()
-        return cls(ids_BNL, [[names[code] for code in row] for row in codes])
+        return cls(ids_BNL, _relations(ids_BNL.amin(2), ids_BNL.amax(2)))
 
     def in_same_document(self, query: int, key: int) -> Tensor:
         """(B, L, L) bool of two chunks: whether a query and a key are of one document."""
         return self.ids_BNL[:, query, :, None] == self.ids_BNL[:, key, None]
+
+
+def _relations(low_BN: Any, high_BN: Any) -> list[list[Relation]]:
+    """Relations of chunks by their smallest and largest ids: tensors or arrays.
+
+    They prove that chunks are apart or the same; the rest is mixed, and gets a bias.
+    """
+    apart_BNN = low_BN[:, :, None] > high_BN[:, None]
+    apart_NN = (apart_BNN | apart_BNN.swapaxes(1, 2)).all(0)
+    single_BNN = (low_BN[:, :, None] == high_BN[:, None]) & (low_BN == high_BN)[:, None]
+    same_NN = (single_BNN & single_BNN.swapaxes(1, 2)).all(0)
+    names: tuple[Relation, ...] = ("mixed", "same", "apart")
+    codes: list[list[int]] = (same_NN + 2 * apart_NN).tolist()
+    return [[names[code] for code in row] for row in codes]
 
 
 def positions_in_documents(ids_BL: Tensor) -> Tensor:
@@ -64,22 +71,25 @@ class Unmasked:
 UNMASKED = Unmasked()
 
 
-def keep_bounds(ids_BL: Tensor, array_BL: npt.NDArray[Any]) -> None:
-    """Keep the bounds of documents in host memory, beside their ids on a device.
+def keep_ids(ids_BL: Tensor, array_BL: npt.NDArray[Any]) -> None:
+    """Keep ids of documents in host memory, beside those on a device.
 
-    `PackedDocuments` of this very tensor then need not wait for the device.
+    Masks of this very tensor then need not wait for the device.
 
     Args:
-        array_BL: the same ids.
+        array_BL: the same ids; of ranks that share a sequence, those of the whole sequence.
     """
-    begins_BL = np.ones(array_BL.shape, bool)
-    begins_BL[:, 1:] = array_BL[:, 1:] != array_BL[:, :-1]
-    bounds = np.append(np.flatnonzero(begins_BL), begins_BL.size).astype(np.int32)
-    setattr(ids_BL, _BOUNDS, bounds)
+    setattr(ids_BL, _IDS, array_BL)
 
 
-_BOUNDS = "bounds_of_documents"
+_IDS = "ids_of_documents"
 """Attribute of a tensor of ids."""
+
+
+def _bounds(ids_BL: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    begins_BL = np.ones(ids_BL.shape, bool)
+    begins_BL[:, 1:] = ids_BL[:, 1:] != ids_BL[:, :-1]
+    return np.append(np.flatnonzero(begins_BL), begins_BL.size).astype(np.int32)
 
 
 class PackedDocuments:
@@ -91,14 +101,14 @@ class PackedDocuments:
 
     def __init__(self, ids_BL: Tensor, *, causal: bool = True) -> None:
         self._ids_BL, self.causal = ids_BL, causal
-        self._host_bounds: npt.NDArray[np.int32] | None = getattr(ids_BL, _BOUNDS, None)
+        array_BL = getattr(ids_BL, _IDS, None)
+        self._host_bounds = None if array_BL is None else _bounds(array_BL)
 
     @cached_property
     def bounds(self) -> Tensor:
         """First token of each document, and the end of the last, in the flattened batch; int32."""
         if self._host_bounds is not None:
-            pinned = torch.from_numpy(self._host_bounds).pin_memory()
-            return pinned.to(self._ids_BL.device, non_blocking=True)
+            return copied_to(torch.from_numpy(self._host_bounds), self._ids_BL.device)
         begins_BL = torch.ones_like(self._ids_BL, dtype=torch.bool)
         begins_BL[:, 1:] = self._ids_BL[:, 1:] != self._ids_BL[:, :-1]
         begins = begins_BL.flatten().nonzero()[:, 0]
@@ -106,7 +116,7 @@ class PackedDocuments:
 
     @cached_property
     def lengths(self) -> list[int]:
-        """Tokens of each document. Without `keep_bounds`, the first access waits for the device,
+        """Tokens of each document. Without `keep_ids`, the first access waits for the device,
         once for all layers."""
         if self._host_bounds is not None:
             return [*map(int, np.diff(self._host_bounds))]
@@ -138,6 +148,8 @@ def document_mask(
     if axis.size == 1:
         return PackedDocuments(ids_BL, causal=causal)
     assert causal, "context-parallel ranks compute causal attention only"
+    if (array_BL := getattr(ids_BL, _IDS, None)) is not None:
+        return _of_sequence(array_BL, axis=axis, method=method, device=ids_BL.device)
     shares = [torch.empty_like(ids_BL) for _ in range(axis.size)]
     axis.sends(ids_BL)
     dist.all_gather(shares, ids_BL.contiguous(), group=axis.group)
@@ -145,3 +157,16 @@ def document_mask(
         axis.received(ids)
     ids_BNL = in_order(torch.stack(shares, 1).unflatten(2, (2, -1)), 1)
     return Documents.of(ids_BNL) if method == "ring" else PackedDocuments(ids_BNL.flatten(1))
+
+
+def _of_sequence(
+    array_BL: npt.NDArray[Any], *, axis: Axis, method: Method, device: torch.device
+) -> PackedDocuments | Documents:
+    """The mask of sequences whose ids this rank has on the host: no peer and no device waits."""
+    ids_BL = copied_to(torch.from_numpy(np.ascontiguousarray(array_BL)), device)
+    if method != "ring":
+        keep_ids(ids_BL, array_BL)
+        return PackedDocuments(ids_BL)
+    chunks_BNL = array_BL.reshape(len(array_BL), 2 * axis.size, -1)
+    relations = _relations(chunks_BNL.min(2), chunks_BNL.max(2))
+    return Documents(ids_BL.view(chunks_BNL.shape), relations)

@@ -22,12 +22,14 @@ class ExpertDispatch:
 
     Attributes:
         counts: int64 rows of each of this rank's experts, from all ranks.
+        lengths: the same numbers on the host.
+        num_sent: rows of this rank, for all experts.
     """
 
     counts: Tensor
 
     def __init__(self, counts_E: Tensor, axis: Axis) -> None:
-        """Exchange the numbers of rows. It waits for the device, which has them.
+        """Exchange the numbers of rows. It waits for the device once, which has them.
 
         Args:
             counts_E: (E,) int64 rows that this rank has for each expert.
@@ -39,11 +41,12 @@ class ExpertDispatch:
         dist.all_to_all_single(received_PE, sent_PE, group=axis.group)
         axis.received(received_PE)
         self.counts = received_PE.sum(0)
-        sizes: list[list[int]] = torch.stack((sent_PE.sum(1), received_PE.sum(1))).tolist()
-        self._sent, self._received = sizes
+        numbers: list[int] = torch.cat((sent_PE.sum(1), received_PE.sum(1), self.counts)).tolist()
+        self._sent, self._received = numbers[: axis.size], numbers[axis.size : 2 * axis.size]
+        self.lengths, self.num_sent = numbers[2 * axis.size :], sum(self._sent)
         # Rows arrive by rank, then by expert.
         experts = torch.arange(sent_PE.shape[1], device=counts_E.device).repeat(axis.size)
-        expert_R = experts.repeat_interleave(received_PE.flatten(), output_size=sum(sizes[1]))
+        expert_R = experts.repeat_interleave(received_PE.flatten(), output_size=sum(self._received))
         self._order_R = expert_R.argsort(stable=True)
         self._places_R = torch.empty_like(self._order_R)
         self._places_R[self._order_R] = torch.arange(len(expert_R), device=counts_E.device)

@@ -15,21 +15,23 @@ from torch.nn import functional as F
 class ExpertRows:
     """The rows of some tokens."""
 
-    def __init__(self, chosen_NK: Tensor, counts_E: Tensor, is_kept_NK: Tensor | None) -> None:
+    def __init__(
+        self, chosen_NK: Tensor, is_kept_NK: Tensor | None = None, *, num_rows: int | None = None
+    ) -> None:
         """Sort the choices of tokens.
 
         Args:
             chosen_NK: int64 experts of each token.
-            counts_E: int64 rows of each expert.
             is_kept_NK: False for choices that are dropped; None: all have rows.
+            num_rows: choices that are kept; None: all.
         """
         keys = chosen_NK.flatten()
         if is_kept_NK is None:
             self._order_R = keys.argsort(stable=True)
             places = torch.empty_like(keys)
-        else:  # the last number is of no row; the number of rows waits for the device
-            keys = keys.masked_fill(~is_kept_NK.flatten(), len(counts_E))
-            self._order_R = keys.argsort(stable=True)[: int(counts_E.sum())]
+        else:  # the last number is of no row
+            keys = keys.masked_fill(~is_kept_NK.flatten(), torch.iinfo(keys.dtype).max)
+            self._order_R = keys.argsort(stable=True)[:num_rows]
             places = torch.full_like(keys, len(self._order_R))
         places[self._order_R] = torch.arange(len(self._order_R), device=keys.device)
         self._places_NK = places.view_as(chosen_NK)

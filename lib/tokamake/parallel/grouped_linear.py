@@ -1,8 +1,8 @@
 """Matrix products of groups of tokens, each group with a weight of its own, such as an expert's.
 
-Rows are sorted by group. Nvidia GPUs compute all groups in one kernel. Elsewhere, each group is a
-product of its own, which is written into its place in the result: nothing is stacked or
-concatenated. Both are exact.
+Rows are sorted by group. A device with a kernel for it (`runtime.device_types`) computes all groups
+in one. Elsewhere, each group is a product of its own, which is written into its place in the
+result: nothing is stacked or concatenated. Both are exact.
 Shape suffixes: R rows, D width in, E width out, G groups.
 """
 
@@ -15,8 +15,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from tokamake.parallel.linear import has_fast_bf16, linear, write_product
+from tokamake.runtime.device import copied_to
+from tokamake.runtime.device_types import device_type
 
-_grouped_mm = getattr(F, "grouped_mm", None)  # torch 2.9 lacks it
 _ALIGNED_BYTES = 16
 """Rows of matrices begin at multiples of this for the kernel."""
 _FEWEST_ROWS = 32
@@ -26,25 +27,27 @@ Groups = Tensor | Sequence[int]
 """(G,) int32 row where each group ends, on the device; or number of rows of each group."""
 
 
-def groups_of(counts_G: Tensor, x_RD: Tensor, *, width: int) -> Groups:
+def groups_of(
+    counts_G: Tensor, x_RD: Tensor, *, width: int, lengths: list[int] | None = None
+) -> Groups:
     """Groups in the form that the product of x needs; lengths on the host wait for the device.
 
     Args:
         counts_G: (G,) int64 rows of each group.
+        x_RD: rows, or other states of their width, dtype and device.
         width: of the states between the products.
+        lengths: the counts, if the host knows them.
     """
     if _has_kernel(x_RD, width):
         return counts_G.cumsum(0).int()
-    lengths: list[int] = counts_G.tolist()
-    return lengths
+    known: list[int] = counts_G.tolist() if lengths is None else lengths
+    return known
 
 
 def _has_kernel(x_RD: Tensor, width: int) -> bool:
     return (
-        _grouped_mm is not None
-        and x_RD.device.type == "cuda"
-        and torch.version.hip is None
-        and x_RD.dtype == torch.bfloat16
+        x_RD.dtype == torch.bfloat16
+        and device_type(x_RD.device).has_grouped_product()
         and all(size * x_RD.itemsize % _ALIGNED_BYTES == 0 for size in (x_RD.shape[-1], width))
     )
 
@@ -59,8 +62,7 @@ def grouped_linear(
     if not len(x_RD):  # the gradient of all weights is 0, but exists
         return linear(x_RD, weight_GED[0], None if bias_GE is None else bias_GE[0])
     if isinstance(groups, Tensor):
-        assert _grouped_mm is not None
-        product: Tensor = _grouped_mm(x_RD, weight_GED.transpose(1, 2), offs=groups)
+        product: Tensor = F.grouped_mm(x_RD, weight_GED.transpose(1, 2), offs=groups)
         if bias_GE is None:
             return product
         rows = torch.arange(len(x_RD), device=x_RD.device)
@@ -68,7 +70,7 @@ def grouped_linear(
     product = _GroupedProduct.apply(x_RD, groups, weight_GED)
     if bias_GE is None:
         return product
-    repeats = torch.tensor(groups, device=x_RD.device)
+    repeats = copied_to(torch.tensor(groups), x_RD.device)
     return product + bias_GE.repeat_interleave(repeats, 0, output_size=len(x_RD))
 
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from tokamake.parallel.axis import Axis, part
 from tokamake.parallel.collectives import all_gather, all_reduce
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
+from tokamake.runtime.device_types import device_type
 
 NO_LABEL = -100
 """Label of a token that has no loss; the default of torch."""
@@ -222,7 +223,7 @@ def _to_gradient(
 
 def _is_compiled(logits: Tensor, wanted: bool) -> bool:
     """Whether to compile: on a CPU, chunks stay in its caches and are fast as they are."""
-    return wanted and logits.device.type != "cpu"
+    return wanted and device_type(logits.device).compiles
 
 
 @cache

@@ -15,6 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tokamake.runtime.device_types import device_type
 from tokamake.runtime.torch_internals import (
     cpu_flash_attention,
     cpu_flash_attention_backward,
@@ -112,13 +113,10 @@ class ForCPU:
 
 
 def _allowed(block: AttentionBlock, name: str, *, grouped: bool) -> bool:
-    """Whether torch's own check allows a fused CUDA kernel for the block."""
-    if block.q_BHLK.device.type != "cuda":
-        return False
-    tensors = (block.q_BHLK, block.k_BGSK, block.v_BGSK, None)
-    parameters = torch.backends.cuda.SDPAParams(*tensors, 0.0, block.causal, grouped)
-    allowed: bool = getattr(torch.backends.cuda, name)(parameters)
-    return allowed
+    """Whether torch's own check allows a fused kernel for the block."""
+    tensors = (block.q_BHLK, block.k_BGSK, block.v_BGSK)
+    allows = device_type(block.q_BHLK.device).allows_attention
+    return allows(name, tensors, causal=block.causal, grouped=grouped)
 
 
 class Flash:

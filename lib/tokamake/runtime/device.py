@@ -10,19 +10,19 @@ import re
 import resource
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tokamake.errors import note_faulty_hosts
+from tokamake.runtime.device_types import DEVICE_TYPES, device_type
 from tokamake.runtime.ranks import Ranks
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
-BACKENDS = {"cpu": "gloo", "cuda": "nccl", "xpu": "xccl"}
-"""torch.distributed back end by type of device."""
 _OUT_OF_MEMORY = re.compile(
     r"can't (allocate memory|start new thread)|Resource temporarily unavailable|out of memory"
     r"|STATUS_ALLOC_FAILED|OUT_OF_(HOST|DEVICE)_MEMORY"
@@ -46,7 +46,7 @@ def accelerators() -> Iterator[tuple[str, Any]]:
     """Each type of accelerator that torch finds on this host, with torch's module for it."""
     import torch
 
-    for kind in BACKENDS:
+    for kind in DEVICE_TYPES:
         module = getattr(torch, kind, None) if kind != "cpu" else None
         if module is not None and module.is_available():
             yield kind, module
@@ -57,8 +57,16 @@ def group_device() -> "torch.device":
     import torch
     import torch.distributed as dist
 
-    kinds = {backend: kind for kind, backend in BACKENDS.items()}
+    kinds = {each.backend: kind for kind, each in DEVICE_TYPES.items()}
     return torch.device(kinds.get(dist.get_backend(), "cpu"))
+
+
+def copied_to(tensor: "Tensor", device: "torch.device") -> "Tensor":
+    """Copy a tensor of the host to a device; an accelerator copies it while the host continues.
+
+    That needs pinned memory. torch does not reuse pinned memory before the copy has ended.
+    """
+    return tensor if device.type == "cpu" else tensor.pin_memory().to(device, non_blocking=True)
 
 
 def synchronize(device: "torch.device") -> None:
@@ -71,8 +79,8 @@ def synchronize(device: "torch.device") -> None:
 
 def device_memory(device: "torch.device", ranks: Ranks) -> float:
     """Bytes that this rank may use of its device; the ranks of a host share its memory."""
-    if device.type in _MEMORY:
-        return float(_MEMORY[device.type](device))
+    if (memory := device_type(device).memory_bytes) is not None:
+        return float(memory(device))
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(physical, *_cgroup_limits()) / ranks.local_size
 
@@ -93,22 +101,6 @@ def peak_memory(device: "torch.device") -> float:
     if device.type != "cpu":
         return float(getattr(torch, device.type).max_memory_allocated(device))
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-
-
-def _cuda_memory(device: "torch.device") -> int:
-    import torch
-
-    return torch.cuda.mem_get_info(device)[1]
-
-
-def _xpu_memory(device: "torch.device") -> int:
-    import torch
-
-    return torch.xpu.get_device_properties(device).total_memory
-
-
-_MEMORY: dict[str, Callable[["torch.device"], int]] = {"cuda": _cuda_memory, "xpu": _xpu_memory}
-"""Bytes of a device by its type; other types use the host's memory."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from tokamake.errors import TemporaryError, UserError
 from tokamake.runtime.cores import num_threads
-from tokamake.runtime.device import BACKENDS, accelerators, noted_device_faults
+from tokamake.runtime.device import accelerators, noted_device_faults
+from tokamake.runtime.device_types import device_type
 from tokamake.runtime.rank_errors import report_from_rank_0
 from tokamake.runtime.ranks import Ranks, mpi, variable
 from tokamake.scheduler_formats import hosts_of
@@ -75,7 +76,7 @@ def process_group(ranks: Ranks, store: "Store | None" = None) -> Iterator["torch
     if dist.is_initialized():
         yield device
         return
-    backend = BACKENDS[device.type]
+    backend = device_type(device).backend
     if ranks.world_size > _MAX_FULL_MESH:
         # By default, each rank of a gloo group opens a connection to each other rank.
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")
@@ -91,8 +92,8 @@ def process_group(ranks: Ranks, store: "Store | None" = None) -> Iterator["torch
     try:
         if device.type == "cpu":
             _share_cores()
-        elif device.type in _IDENTITY:
-            _compare_devices(device)
+        elif (identity := device_type(device).identity) is not None:
+            _compare_devices(identity(device))
         yield device
         dist.barrier(device_ids=None if device.type == "cpu" else [device.index])
     except UserError as error:
@@ -228,23 +229,12 @@ def _share_cores() -> None:
         torch.set_num_threads(threads)
 
 
-def _cuda_uuid(device: "torch.device") -> str:
-    import torch
-
-    return str(torch.cuda.get_device_properties(device).uuid)
-
-
-_IDENTITY = {"cuda": _cuda_uuid}
-"""Identity of a device of a host, by its type. Not the index: launchers may show each rank one
-device, with index 0. XPU tiles have no UUID, so they are not compared."""
-
-
-def _compare_devices(device: "torch.device") -> None:
+def _compare_devices(identity: str) -> None:
     import torch.distributed as dist
 
     # Not nccl, which fails if two ranks have the same device.
     group = dist.new_group(backend="gloo")
-    owner = (socket.gethostname(), _IDENTITY[device.type](device))
+    owner = (socket.gethostname(), identity)
     owners: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(owners, owner, group=group)
     check_devices(owners)

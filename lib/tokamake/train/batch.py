@@ -11,6 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tokamake.runtime.device import copied_to
+
 Array = TypeVar("Array")
 
 
@@ -54,14 +56,8 @@ MicroBatch = Batch[Tensor]
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
-    """Bring an array to the device; an accelerator copies it while the host continues.
-
-    That needs pinned memory. torch does not reuse pinned memory before the copy has ended.
-    """
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
+    """Bring an array to the device; see `copied_to`."""
+    return copied_to(torch.from_numpy(np.ascontiguousarray(array)), device)
 
 
 def concatenated(batches: list[MicroBatch]) -> MicroBatch:

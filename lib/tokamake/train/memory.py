@@ -17,6 +17,7 @@ from tokamake.config.parallel import SPLIT_BACKWARD
 from tokamake.config.resolved_run import Run, sample_lengths
 from tokamake.config.training import TrainSettings
 from tokamake.models.common.costs import SavedActivations, rms_norm_bytes
+from tokamake.runtime.device_types import holds_no_masks
 
 _FP32_BYTES = 4
 _DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -380,7 +381,7 @@ def _attention_bias_bytes(run: Run, setup: _Setup) -> float:
             for length, masked in zip(lengths, is_masked, strict=True)
         )
         return sum(pairs) * heads * setup.dtype_bytes + cross_attention
-    has_flash = setup.device_type == "cuda" and setup.dtype_bytes < _FP32_BYTES
+    has_flash = holds_no_masks(setup.device_type) and setup.dtype_bytes < _FP32_BYTES
     if setup.device_type == "cpu" or has_flash:
         return cross_attention
     masks = (length**2 for length, masked in zip(lengths, is_masked, strict=True) if masked)

@@ -84,28 +84,41 @@ class Experts(nn.Module):
         self.down_proj = ExpertLinear(number, hidden, inner, dim=2, mesh=mesh, bias=bias)
 
     def forward(
-        self, x_ND: Tensor, weights_NK: Tensor, rows: ExpertRows, counts_E: Tensor
+        self,
+        x_ND: Tensor,
+        weights_NK: Tensor,
+        *,
+        chosen_NK: Tensor,
+        counts_E: Tensor,
+        is_kept_NK: Tensor | None = None,
     ) -> Tensor:
         """(N, D) sum of the results of each token's experts, times their weights.
 
-        On several tensor-parallel ranks, a part of the sum.
+        On several tensor-parallel ranks, a part of the sum. The host waits for the device at most
+        once: for all numbers of rows together, or for none of them.
 
         Args:
-            rows: of the choices that experts take.
-            counts_E: int64 rows of each expert.
+            chosen_NK: int64 experts of each token.
+            counts_E: int64 choices that each expert takes.
+            is_kept_NK: False for choices that experts drop; None: they take all.
         """
-        x_RD, weights_R = rows.of_tokens(x_ND), rows.of_choices(weights_NK)
         if self._expert_axis.size == 1:
-            y_RD = self._computed(x_RD, weights_R, counts_E)
-        else:
-            dispatch = ExpertDispatch(counts_E, self._expert_axis)
-            own_RD, own_R = dispatch.to_experts(x_RD), dispatch.to_experts(weights_R)
-            y_RD = dispatch.to_tokens(self._computed(own_RD, own_R, dispatch.counts))
-        return rows.summed(y_RD)
+            groups = groups_of(counts_E, x_ND, width=self._inner)
+            num_rows = None
+            if is_kept_NK is not None:
+                num_rows = int(counts_E.sum()) if isinstance(groups, Tensor) else sum(groups)
+            rows = ExpertRows(chosen_NK, is_kept_NK, num_rows=num_rows)
+            x_RD, weights_R = rows.of_tokens(x_ND), rows.of_choices(weights_NK)
+            return rows.summed(self._computed(x_RD, weights_R, groups))
+        dispatch = ExpertDispatch(counts_E, self._expert_axis)
+        rows = ExpertRows(chosen_NK, is_kept_NK, num_rows=dispatch.num_sent)
+        x_RD = dispatch.to_experts(rows.of_tokens(x_ND))
+        weights_R = dispatch.to_experts(rows.of_choices(weights_NK))
+        groups = groups_of(dispatch.counts, x_RD, width=self._inner, lengths=dispatch.lengths)
+        return rows.summed(dispatch.to_tokens(self._computed(x_RD, weights_R, groups)))
 
-    def _computed(self, x_RD: Tensor, weights_R: Tensor, counts_E: Tensor) -> Tensor:
+    def _computed(self, x_RD: Tensor, weights_R: Tensor, groups: Groups) -> Tensor:
         """Results of this rank's experts for rows that are sorted by expert."""
-        groups = groups_of(counts_E, x_RD, width=self._inner)
         inner_RI = self._gated(self.gate_proj(x_RD, groups), self.up_proj(x_RD, groups))
         has_bias = self.down_proj.bias is not None
         if not has_bias:  # before the product, where states are narrower than after it
@@ -170,8 +183,13 @@ class MixtureOfExperts(nn.Module):
             routing = routing._replace(is_token_BL=is_token_BL)
             weights_NK = self.losses.added(weights_NK, routing, layer=self.number)
         counts_E = is_taken_NE.sum(0).long()
-        rows = ExpertRows(chosen_NK, counts_E, is_kept_NK)
-        y_ND = self.experts(x_ND, weights_NK.to(x_ND.dtype), rows, counts_E)
+        y_ND = self.experts(
+            x_ND,
+            weights_NK.to(x_ND.dtype),
+            chosen_NK=chosen_NK,
+            counts_E=counts_E,
+            is_kept_NK=is_kept_NK,
+        )
         y_BLD = summed_output(y_ND.view_as(x_BLD), self._mesh)
         return y_BLD if shared_BLD is None else y_BLD + shared_BLD
 

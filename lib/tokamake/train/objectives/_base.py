@@ -20,7 +20,7 @@ from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.models.common.language_model import Predictions
 from tokamake.parallel.context import share
-from tokamake.parallel.document_mask import keep_bounds
+from tokamake.parallel.document_mask import keep_ids
 from tokamake.parallel.loss import cross_entropy, num_right
 from tokamake.parallel.mesh import SINGLE_RANK, Mesh
 from tokamake.train.batch import HostBatch, MicroBatch, to_device
@@ -108,9 +108,9 @@ class ObjectiveBase(ABC):
             return None if array is None else to_device(array, self.device)
 
         further = {name: rank_tensor(array) for name, array in batch.further_inputs.items()}
-        if self.device.type != "cpu" and self.mesh.context.size == 1:
+        if self.device.type != "cpu":
             for name in _DOCUMENT_IDS & further.keys():
-                keep_bounds(further[name], batch.further_inputs[name])
+                keep_ids(further[name], batch.further_inputs[name])
         if sample_numbers is not None and self.drops:
             further["sample_numbers"] = to_device(sample_numbers, self.device)
         return MicroBatch(
