@@ -5,8 +5,9 @@
     benchmarks/device.sh --work DIR --device cpu
 
 Runs each case of `CASES` in processes of its own, until the time is over. Writes DIR/device.json
-and DIR/device.md, the table for RESULTS.md. The exit status is 1 if a case failed, and 2 without
-an accelerator. `--device cpu` runs each case with tiny sizes, to test this script without one: its
+and DIR/device.md, the table for RESULTS.md; both name what was left out, and why. The exit status
+is 1 if a case failed, 3 if none failed but something was left out, and 2 without an accelerator.
+`--device cpu` runs each case with tiny sizes, to test this script without one: its
 speeds mean nothing.
 
 `tokamake benchmark-train` measures speeds with the shape of Llama 3.2 1B in bf16, on documents of
@@ -66,8 +67,7 @@ def speed(bench: Bench, name: str, *, shape: Settings | None = None, **train: An
         f"{measured['peak_memory_bytes'] / 1e9:.1f} GB, estimated {estimated / 1e9:.1f} GB"
     )
     found = {**measured, **settings, "estimated_bytes": estimated, "shows": shows}
-    # The estimate knows no compiled layers; a process on a CPU also holds torch itself.
-    if bench.kind != "cpu" and not train.get("compile"):
+    if bench.kind != "cpu":  # there, a process also holds torch itself
         check_memory(measured["peak_memory_bytes"], estimated)
     return found
 
@@ -109,8 +109,7 @@ def estimated_bytes(config: Path, kind: str) -> float:
     from tokamake.estimate.parameters import stage_sizes
     from tokamake.train import memory
 
-    counted_as = "cpu" if kind == "cpu" else "cuda"  # as in tokamake estimate
-    return memory.estimate(read_run(config), 1, counted_as, stages=stage_sizes).total
+    return memory.estimate(read_run(config), 1, kind, stages=stage_sizes).total
 
 
 def check_memory(peak_bytes: float, estimated: float) -> None:
@@ -173,19 +172,26 @@ def two_processes(bench: Bench, name: str) -> Settings:
     return {"shows": "two ranks with tensor and sequence parallelism train as one process"}
 
 
-MARK = "mark.gpu"
+MARKED = ("mark.gpu", "support.accelerators")
+"""Texts in the files with tests of the marker `gpu`."""
 
 
 def marked_tests(bench: Bench, name: str) -> Settings:
     """The tests of the marker `gpu`, in the time that is left."""
-    files = [path for path in (ROOT / "tests").rglob("test_*.py") if MARK in path.read_text()]
-    command = ("-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", *_workers())
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if _is_marked(path)]
+    command = ("-m", "pytest", "-m", "gpu", "-q", "-rs", "-p", "no:cacheprovider", *_workers())
     output = bench.call(*command, *map(str, sorted(files)), log=name)
-    counts = {word: int(n) for n, word in re.findall(r"(\d+) (passed|skipped)", output)}
-    if not counts.get("passed"):
-        raise LeftOut(f"{counts.get('skipped', 0)} tests skipped: they need CUDA")
-    shows = f"{counts['passed']} passed, {counts.get('skipped', 0)} skipped"
-    return {**counts, "shows": shows}
+    passed = re.search(r"(\d+) passed", output)
+    skipped = re.findall(r"^SKIPPED \[(\d+)\] ([^:]+):\d*:? *(.*)", output, re.M)
+    parts = [f"{count} of {path}: {reason}" for count, path, reason in skipped]
+    if passed is None:
+        raise LeftOut(f"all tests skipped: {'; '.join(parts)}")
+    return {"shows": f"{passed[1]} passed", "left_out": parts}
+
+
+def _is_marked(path: Path) -> bool:
+    text = path.read_text()
+    return any(mark in text for mark in MARKED)
 
 
 def _workers() -> tuple[str, ...]:
@@ -233,11 +239,12 @@ def main() -> None:
     chosen = {name: case for name, case in CASES.items() if options.only in (None, name)}
     results = {name: outcome(bench, name, case=case) for name, case in chosen.items()}
     seconds = time.monotonic() - begin
-    found = {"device": device, "seconds": seconds, "cases": results}
+    missing = left_out(results)
+    found = {"device": device, "seconds": seconds, "left_out": missing, "cases": results}
     (work / "device.json").write_text(json.dumps(found, indent=1) + "\n")
     (work / "device.md").write_text(table(device, results, seconds=seconds))
     print((work / "device.md").read_text(), end="")
-    raise SystemExit(any(each["verdict"] == FAILED for each in results.values()))
+    raise SystemExit(exit_status(results))
 
 
 def find_device(kind: str | None) -> Settings | str:
@@ -280,6 +287,20 @@ def outcome(bench: Bench, name: str, *, case: Callable[[Bench, str], Settings]) 
     return {**found, "seconds": time.monotonic() - begin}
 
 
+def left_out(results: dict[str, Settings]) -> list[str]:
+    """What did not run: cases, and parts of cases that passed, with reasons."""
+    cases = [f"{n}: {each['shows']}" for n, each in results.items() if each["verdict"] == LEFT_OUT]
+    parts = [f"{n}: {part}" for n, each in results.items() for part in each.get("left_out", ())]
+    return [*cases, *parts]
+
+
+def exit_status(results: dict[str, Settings]) -> int:
+    """1 if a case failed, 3 if none failed but something did not run, else 0."""
+    if any(each["verdict"] == FAILED for each in results.values()):
+        return 1
+    return 3 if left_out(results) else 0
+
+
 def table(device: Settings, results: dict[str, Settings], *, seconds: float) -> str:
     """Markdown for RESULTS.md."""
     date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
@@ -290,6 +311,9 @@ def table(device: Settings, results: dict[str, Settings], *, seconds: float) -> 
         f"{each['seconds']:.0f} |"
         for name, each in results.items()
     ]
+    missing = left_out(results)
+    lines += ["", "Left out:" if missing else "Nothing was left out."]
+    lines += ["", *(f"- {each}" for each in missing)] if missing else []
     return "\n".join(lines) + "\n"
 
 

@@ -10,9 +10,19 @@ from typing import Any
 import pytest
 
 from benchmarks import device
-from benchmarks.device import CASES, check_memory, outcome, resumed, table, two_processes
+from benchmarks.device import (
+    CASES,
+    check_memory,
+    exit_status,
+    outcome,
+    resumed,
+    table,
+    two_processes,
+)
 from benchmarks.device_bench import LARGE, TINY, Bench, Failure, LeftOut
+from tests.support import standin_device
 from tests.support.paths import ROOT
+from tests.support.ranks import spawn
 
 H200 = {"kind": "cuda", "name": "NVIDIA H200", "count": 1, "memory_bytes": 141e9, "torch": "torch"}
 
@@ -33,14 +43,17 @@ def test_each_case_runs_on_a_cpu(tmp_path: Path) -> None:
     done = script("--device", "cpu", "--seconds", "1500", work=tmp_path)
     found = json.loads((tmp_path / "device.json").read_text())
     verdicts = {name: each["verdict"] for name, each in found["cases"].items()}
-    # Tests of the marker `gpu` need a GPU.
+    # Tests of the marker `gpu` need an accelerator.
     assert verdicts == {**dict.fromkeys(CASES, "passed"), "marked tests": "left out"}, done.stdout
-    assert "skipped: they need CUDA" in found["cases"]["marked tests"]["shows"]
+    assert "test_batch.py: needs an accelerator" in found["cases"]["marked tests"]["shows"]
+    (missing,) = found["left_out"]
+    assert missing.startswith("marked tests: all tests skipped: ")
+    assert missing in done.stdout
     for name in [name for name in CASES if name.startswith(("dense", "experts", "windows"))]:
         assert found["cases"][name]["tokens_per_second"] > 0
         assert found["cases"][name]["mfu"] > 0
         assert found["cases"][name]["estimated_bytes"] > 0
-    assert done.returncode == 0
+    assert done.returncode == 3
     assert done.stdout.endswith((tmp_path / "device.md").read_text())
 
 
@@ -143,4 +156,88 @@ def test_each_verdict_is_a_row_of_the_table(tmp_path: Path) -> None:
         "| good | passed | 1 token/s | 0 |",
         "| bad | failed | a   b | 0 |",
         "| late | left out | the time was over | 0 |",
+        "",
+        "Left out:",
+        "",
+        "- late: the time was over",
     ]
+    assert exit_status(results) == 1
+    assert exit_status({"good": results["good"], "late": results["late"]}) == 3
+    assert exit_status({"good": results["good"]}) == 0
+    assert table(H200, {"good": results["good"]}, seconds=1).endswith("\nNothing was left out.\n")
+
+
+@pytest.mark.parametrize(
+    ("summary", "left"),
+    [
+        ("12 passed in 3.00s\n", []),
+        (
+            "SKIPPED [4] tests/parallel/test_attention.py: torch has no flash attention on xpu\n"
+            "SKIPPED [1] tests/parallel/test_loss.py:84: no compiler: triton\n"
+            "7 passed, 5 skipped in 3.00s\n",
+            [
+                "4 of tests/parallel/test_attention.py: torch has no flash attention on xpu",
+                "1 of tests/parallel/test_loss.py: no compiler: triton",
+            ],
+        ),
+        ("SKIPPED [9] tests/a.py: needs it\n9 skipped in 1.00s\n", None),
+    ],
+)
+def test_tests_that_skip_are_named(tmp_path: Path, summary: str, left: list[str] | None) -> None:
+    asked = []
+
+    def tested(_: Bench, arguments: tuple[str, ...], __: str) -> str:
+        asked.append(arguments)
+        return summary
+
+    class Tests(Played):
+        leaves = tested
+
+    played = Tests(tmp_path, {**H200, "kind": "xpu"}, TINY, time.monotonic() + 60)
+    found = outcome(played, "marked tests", case=device.marked_tests)
+    assert {Path(each).name for each in asked[0] if each.endswith(".py")} == {
+        *("test_attention.py", "test_batch.py", "test_context.py", "test_device_types.py"),
+        *("test_loss.py", "test_trainer_gpu.py"),
+    }
+    results = {"marked tests": found}
+    if left is None:
+        assert found["verdict"] == "left out"
+        assert device.left_out(results) == [
+            "marked tests: all tests skipped: 9 of tests/a.py: needs it"
+        ]
+        return
+    assert found["verdict"] == "passed"
+    assert device.left_out(results) == [f"marked tests: {each}" for each in left]
+    assert exit_status(results) == (3 if left else 0)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("dense")])
+@pytest.mark.parametrize(("share", "verdict"), [(1.05, "passed"), (1.2, "failed"), (0.8, "failed")])
+def test_memory_of_each_case_is_held_against_its_estimate(
+    tmp_path: Path, name: str, share: float, verdict: str
+) -> None:
+    """Also of compiled layers, on any accelerator."""
+
+    def measured(played: Bench, arguments: tuple[str, ...], _: str) -> str:
+        peak = share * device.estimated_bytes(Path(arguments[4]), played.kind)
+        speeds = {"tokens_per_second": 1.0, "model_tflops_per_rank": 1.0, "mfu": 0.5}
+        output = Path(arguments[arguments.index("--output") + 1])
+        output.write_text(json.dumps({**speeds, "peak_memory_bytes": peak}))
+        return ""
+
+    class Measures(Played):
+        leaves = measured
+
+    played = Measures(tmp_path, {**H200, "kind": "xpu"}, TINY, time.monotonic() + 60)
+    assert outcome(played, "case", case=CASES[name])["verdict"] == verdict
+
+
+def found_standin() -> Any:
+    standin_device.use()
+    return device.find_device(None)
+
+
+def test_an_accelerator_of_any_type_is_found() -> None:
+    (found,) = spawn(found_standin, 1)
+    assert found["kind"] == found["name"] == standin_device.NAME
+    assert found["memory_bytes"] == 2**34

@@ -91,7 +91,7 @@ class _OnHost(TorchDispatchMode):
         name = func._schema.name.rpartition("::")[2]
         made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
         on_host = any(each.device.type == "cpu" and each.dim() for each in made)
-        if on_host and name not in _OF_COPIES:
+        if on_host and name not in _OF_COPIES and not func.is_view:
             self._costs.of_host.append(f"{name} at {_place()}")
         return result
 
