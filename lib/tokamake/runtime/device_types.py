@@ -80,7 +80,7 @@ def varlen_arguments() -> frozenset[str]:
 def has_grouped_mm() -> bool:
     """Whether this torch is new enough, and not AMD's, which is not tested.
 
-    Before Hopper, torch's function itself waits for the device and loops over the groups.
+    On GPUs without a kernel, torch's function itself waits, and loops over the groups.
     """
     import torch
 
