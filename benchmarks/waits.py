@@ -9,7 +9,6 @@ ranks, a row has the first one, and of waits and kernels the larger number.
 import os
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -36,7 +35,7 @@ def steps() -> Iterator[tuple[str, list[Costs]]]:
     for name in ranks[0]:
         yield f"2 ranks: {name}", [rank[name][1].costs for rank in ranks]
     for stage in range(4):
-        (of_device,) = spawn(partial(train_by_deepspeed, on_device=True), 1, stage)
+        (of_device,) = spawn(train_by_deepspeed, 1, stage)
         yield f"DeepSpeed, ZeRO {stage}", [of_device.costs]
 
 

@@ -156,7 +156,6 @@ _EXPERTS: Values = {
     "parallel.expert_parallel_size": 2,
     "architecture.num_experts": 4,
 }
-DEEPSPEED: Values = {"backend": "deepspeed"}
 LAYOUTS: dict[str, tuple[str, Values]] = {
     **{f"ZeRO {stage}": ("llama", {_DATA: 2, "zero_stage": stage}) for stage in range(4)},
     "TP": ("llama", {_TENSOR: 2}),
@@ -184,9 +183,9 @@ def train_layouts() -> dict[str, tuple[Trained, Trained]]:
     return {name: (train(run, CPU), train(run, device)) for name, run in runs.items()}
 
 
-def train_by_deepspeed(stage: int, *, on_device: bool) -> Trained:
+def train_by_deepspeed(stage: int) -> Trained:
     """Train a causal Llama by DeepSpeed, whose accelerator is one for the whole process."""
     os.environ["LOCAL_RANK"] = "0"
-    device = standin_device.use_with_deepspeed() if on_device else CPU
+    device = standin_device.use_with_deepspeed()
     values = {"backend": "deepspeed", "zero_stage": stage}
     return train(Composition("llama", "causal", values, seed=5).run(), device)

@@ -5,7 +5,6 @@ is trained here.
 """
 
 import ast
-from functools import partial
 from typing import Any
 
 import pytest
@@ -119,9 +118,8 @@ WAITS_OF_DEEPSPEED = {0: 1, 1: 7, 2: 7, 3: 5}
 
 @pytest.mark.parametrize("stage", WAITS_OF_DEEPSPEED)
 def test_waits_of_deepspeed(stage: int) -> None:
-    (on_device,) = spawn(partial(train_by_deepspeed, on_device=True), 1, stage)
-    (on_cpu,) = spawn(partial(train_by_deepspeed, on_device=False), 1, stage)
-    assert_close(on_device, on_cpu)
+    """`test_trainer_standin_stages.py` compares its numbers with those of the CPU."""
+    (on_device,) = spawn(train_by_deepspeed, 1, stage)
     waits = on_device.costs.waits
     assert len(waits) == WAITS_OF_DEEPSPEED[stage], waits
     assert sum("backends/deepspeed.py" not in each for each in waits) == 1, waits
