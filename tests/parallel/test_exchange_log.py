@@ -60,6 +60,18 @@ def test_a_log_notes_in_order_and_only_while_it_is_on() -> None:
     assert log.take() == []
 
 
+def test_hooks_of_gradients_end_with_a_log() -> None:
+    log, x, y = ExchangeLog(), torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    for _ in range(2):
+        log.is_on = True
+        log.gradient_computed(x)
+        log.gradient_received(y)
+        (x * 2).sum().backward()
+        (y * 3).sum().backward()
+        hashes = [hash_of_bits(torch.full((2,), value)).item() for value in (2.0, 3.0)]
+        assert log.take() == [(COMPUTED, hashes[0]), (RECEIVED, hashes[1])]
+
+
 @pytest.mark.parametrize(
     ("other", "expected"),
     [

@@ -175,8 +175,8 @@ class TrainFields(Settings):
     """Steps between checks of the hardware: each rank computes a micro batch twice, and other bits
     end the job with the name of the host that computed them, which the next job leaves out. A check
     takes somewhat longer than two micro batches, in a pipeline than three for each of its ranks. It
-    needs `deterministic: true` on accelerators; not for DeepSpeed. Errors that repeat, and errors
-    of the update, are not found. Empty: no checks."""
+    needs `deterministic: true` on accelerators. Errors that repeat, and errors of the update, are
+    not found. Empty: no checks."""
     log_interval: Annotated[int, Field(ge=1)] = 10
     """Steps between log lines; train_steps turns off all but the first and the last."""
     log_style: Literal["plain", "megatron"] = "plain"

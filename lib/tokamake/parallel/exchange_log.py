@@ -8,6 +8,7 @@ before, and what it receives after.
 
 from enum import Enum
 from itertools import zip_longest
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ class ExchangeLog:
     def __init__(self) -> None:
         self.is_on = False
         self._entries: list[tuple[BitOrigin, Tensor]] = []
+        self._hooks: list[Any] = []
 
     def computed(self, *tensors: Tensor) -> None:
         """Note tensors that this rank has computed from what it has received so far."""
@@ -38,12 +40,24 @@ class ExchangeLog:
         """Note tensors that other ranks have sent, or computed together with this one."""
         self._note(BitOrigin.RECEIVED, tensors)
 
+    def gradient_computed(self, tensor: Tensor) -> None:
+        """Note the gradient of a tensor, which this rank will compute, until the next `take`."""
+        # A pipeline receives into the same tensors again, so hooks must not stay.
+        self._hooks.append(tensor.register_hook(self.computed))
+
+    def gradient_received(self, tensor: Tensor) -> None:
+        """Note the gradient of a tensor, which another rank will send, until the next `take`."""
+        self._hooks.append(tensor.register_hook(self.received))
+
     def _note(self, kind: BitOrigin, tensors: tuple[Tensor, ...]) -> None:
         if self.is_on:
             self._entries += [(kind, hash_of_bits(each)) for each in tensors]
 
     def take(self) -> list[tuple[BitOrigin, int]]:
         """Kind and hash of each entry since the last call, in the order of time."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
         entries, self._entries = self._entries, []
         hashes = torch.stack([each for _, each in entries]).tolist() if entries else []
         return [(kind, value) for (kind, _), value in zip(entries, hashes, strict=True)]

@@ -67,7 +67,7 @@ class Pipeline:
         for x in inputs:
             log.received(x)
             if x.requires_grad:
-                x.register_hook(log.computed)
+                log.gradient_computed(x)
 
     def _log_outputs(self, _: nn.Module, __: Any, output: Any, *, is_last: bool) -> None:
         """Log the hidden states that a stage sends, and later the gradients that it receives."""
@@ -77,7 +77,7 @@ class Pipeline:
         for y in output if isinstance(output, tuple) else (output,):
             log.computed(y)
             if y.requires_grad:
-                y.register_hook(log.computed if is_last else log.received)
+                (log.gradient_computed if is_last else log.gradient_received)(y)
 
     def train(
         self, inputs_NL: Tensor, labels_NL: Tensor, num_batches: int, **rest: Tensor

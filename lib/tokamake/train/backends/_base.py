@@ -159,6 +159,7 @@ class EngineBase(ABC):
             check_ranks_repeat(
                 partial(self._pass, batches, LossFactors(factor, factor)),
                 [*self.stages.modules.values()],
+                weights=[each for _, flat in self._weights() for each in flat.chunks.values()],
                 log=self.mesh.log,
                 warm_up=self.stages.is_pipelined,
                 hosts=hosts,

@@ -28,6 +28,7 @@ def check_ranks_repeat(
     passes: Callable[[], Tensor],
     modules: Sequence[nn.Module],
     *,
+    weights: Sequence[Tensor],
     log: ExchangeLog,
     warm_up: bool,
     hosts: Sequence[str],
@@ -40,6 +41,7 @@ def check_ranks_repeat(
     Args:
         passes: forward and backward passes; returns the loss.
         modules: parts of the model on this rank.
+        weights: this rank's shards of the weights.
         log: where the passes log their exchanges with other ranks.
         warm_up: whether to run the passes once before: the first ones of a pipeline find shapes.
         hosts: host of each rank.
@@ -51,7 +53,9 @@ def check_ranks_repeat(
     state = random_state()
     if warm_up:
         passes()
-    first, second = (_logged(passes, modules, log=log, state=state) for _ in range(2))
+    first, second = (
+        _logged(passes, modules, weights=weights, log=log, state=state) for _ in range(2)
+    )
     set_random_state(state)
     differences: list[Any] = [None] * len(hosts)
     dist.all_gather_object(differences, first_difference(first, second))
@@ -86,26 +90,25 @@ def _logged(
     passes: Callable[[], Tensor],
     modules: Sequence[nn.Module],
     *,
+    weights: Sequence[Tensor],
     log: ExchangeLog,
     state: dict[str, Any],
 ) -> list[tuple[BitOrigin, int]]:
     """Log of passes, with the loss, and each parameter's gradient on this rank alone."""
     from torch.distributed.fsdp import FSDPModule
-    from torch.distributed.tensor import DTensor
 
     set_random_state(state)
     with ExitStack() as hooks:
         log.is_on = True
         hooks.callback(setattr, log, "is_on", False)
+        log.computed(*weights)
         for module in modules:
-            own = [each.detach() for each in module.parameters()]
-            log.computed(*(each.to_local() if isinstance(each, DTensor) else each for each in own))
             for part, parameters in _used_parameters(module).items():
                 if isinstance(part, FSDPModule):
                     note = partial(_note_gathered, parameters=parameters, log=log)
                     hooks.callback(part.register_forward_pre_hook(note).remove)
                 for parameter in parameters:
-                    hooks.callback(parameter.register_hook(log.computed).remove)
+                    log.gradient_computed(parameter)
         log.computed(passes())
     return log.take()
 

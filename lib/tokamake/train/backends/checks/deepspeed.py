@@ -31,11 +31,6 @@ def check_settings(train: "TrainSettings") -> None:
             "log_layer_norms: true: DeepSpeed reports only the norm of the whole gradient; set "
             "backend to native, or this to false"
         )
-    if train.verify_interval:
-        raise ValueError(
-            f"verify_interval: {train.verify_interval}: DeepSpeed adds up the gradients of ranks "
-            "as it computes them; remove it, or set backend to native"
-        )
     if train.compile:
         raise ValueError(
             "compile: true: is not supported by backend deepspeed; set it to false or backend "
