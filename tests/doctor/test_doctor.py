@@ -1,13 +1,16 @@
 """The command `tokamake doctor` and its exit status."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from tests.support.paths import ROOT
 from tests.support.programs import programs
+from tokamake.doctor import encoder as doctor_encoder
 from tokamake.doctor.doctor import doctor
 from tokamake.doctor.find_profile import find_profile
 from tokamake.doctor.profile import read_profile
@@ -48,6 +51,29 @@ def test_a_missing_profile_is_one_fault(tmp_path: Path, capsys: pytest.CaptureFi
     (wrong,) = (line for line in lines if line.startswith("wrong"))
     fault = f"wrong    profile: --profile {tmp_path}/none: no profile with this name (there are "
     assert wrong.startswith(fault)
+
+
+def test_the_encoder_of_a_tokenizer_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_encoder, "_CHARACTERS", 1000)
+    (tmp_path / "tokenizer_config.json").write_text('{"eos_token": "<eod>"}')
+    model = tokenizers.models.WordLevel({"<eod>": 0, "?": 1}, "?")
+    tokenizers.Tokenizer(model).save(str(tmp_path / "tokenizer.json"))
+    (found,) = doctor_encoder.check_encoder(tmp_path)
+    assert (found.state, found.name) == ("warning", f"encoder of {tmp_path}")
+    assert found.remedy.startswith("not the fast encoder: the model's type is 'WordLevel'; ")
+    monkeypatch.undo()
+    bytes_and_end = [*tokenizers.pre_tokenizers.ByteLevel.alphabet(), "<eod>"]
+    vocabulary = {token: number for number, token in enumerate(bytes_and_end)}
+    byte_level = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
+    byte_level.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    byte_level.save(str(tmp_path / "tokenizer.json"))
+    (found,) = doctor_encoder.check_encoder(tmp_path)
+    assert found.state == "ok", found
+    assert re.search(r"^tokamake .* MB/s of Python code on one thread$", found.value)
+    (missing,) = doctor_encoder.check_encoder(tmp_path / "missing")
+    assert missing.state == "wrong"
 
 
 def test_a_profile_has_a_name_and_its_script_is_found_from_any_folder(

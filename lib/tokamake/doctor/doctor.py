@@ -22,6 +22,7 @@ def doctor(
     profile: str = "",
     directory: Path = Path(),
     data: Iterable[Path] = (),
+    tokenizer: Path | None = None,
     ranks: bool = False,
     timeout: float = 120,
     output: Path | None = None,
@@ -39,6 +40,8 @@ def doctor(
         directory: Working directory of the workflow.
         data: Folders of raw data. doctor measures their disks and the disk of
             TOKAMAKE_DATA_ROOT.
+        tokenizer: Folder or file of a tokenizer. doctor says which encoder it has, how fast that is
+            on Python code, and why it is not the fast one.
         ranks: Check communication between the ranks of this command.
         timeout: Seconds that ranks wait for each other.
         output: JSON file for the report.
@@ -51,7 +54,12 @@ def doctor(
     name = profile or os.environ.get("SNAKEMAKE_PROFILE", "")
     data_folders = [*data, *map(Path, filter(None, [os.environ.get("TOKAMAKE_DATA_ROOT")]))]
     results = [] if name else [ok("profile", "none; check one with --profile NAME")]
-    results += _run_concurrently(_checks(name, directory, data=data_folders))
+    checks = _checks(name, directory, data=data_folders)
+    if tokenizer is not None:
+        from tokamake.doctor.encoder import check_encoder
+
+        checks.append(lambda: check_encoder(tokenizer))
+    results += _run_concurrently(checks)
     if _print_report(results, output):
         raise SystemExit(1)
     if name:

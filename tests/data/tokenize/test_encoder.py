@@ -69,6 +69,10 @@ def test_tokens_do_not_depend_on_the_block_size(
         assert [row for block in blocks(sample, size) for row in rows(encoder(block))] == expected
         assert encoder.name.split()[0] == ("tokamake" if fast else "tokenizers")
         assert encoder.fallback_reason == ("" if fast else "it is turned off")
+        used, speed = encoder.explain(1000)
+        why = "the fast encoder; equal to tokenizers " if fast else "not the fast encoder: it is "
+        assert used.startswith(f"encoder: {encoder.name}, {why}")
+        assert ("on each thread" in speed) == fast
 
 
 def test_no_text_and_empty_texts(tokenizer: Tokenizer, from_first_text: None) -> None:
@@ -89,6 +93,7 @@ def test_little_text_loads_no_fast_encoder(
 ) -> None:
     encoder = Encoder(tokenizer, workers=1)
     assert rows(encoder(texts[:50])) == tokenizer.encode_batch(texts[:50])
+    assert "not the fast encoder: below 2,000,000 characters" in encoder.explain(1)[0]
     assert (encoder.name.split()[0], encoder.fallback_reason) == ("tokenizers", "")
     script = (
         "import sys; from pathlib import Path; from tokamake.data.tokenize.encoder import Encoder;"

@@ -70,6 +70,13 @@ def test_the_bytes_equal_those_of_megatron(workspace: Path, oracle: tokenizers.T
     assert (source["path"], source["bytes"]) == (str(raw), raw.stat().st_size)
 
 
+def test_the_encoder_is_explained(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenized(workspace, "raw/docs/docs-00.jsonl", explain=True)
+    _, used, speed = capsys.readouterr().out.splitlines()
+    assert used.startswith("encoder: tokenizers ")
+    assert re.fullmatch(r"speed: \d+\.\d MB/s of text on \d+ threads together", speed)
+
+
 def test_prepend_bos_begins_each_document(workspace: Path, oracle: tokenizers.Tokenizer) -> None:
     raw = workspace / "raw/docs/docs-00.jsonl"
     tokenized(workspace, raw, prepend_bos=True, append_eod=False)

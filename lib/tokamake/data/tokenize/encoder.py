@@ -7,6 +7,7 @@ no token. `tokenize` makes one Encoder per run.
 
 import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -75,6 +76,8 @@ class Encoder:
         self._is_loaded = False
         self._fallback_reason = None if fast else reason  # None: not yet known
         self._num_characters = 0
+        self._num_samples = 0
+        self._seconds = 0.0
         self._lock = threading.Lock()
         self._reference_lock = threading.Lock()
 
@@ -92,6 +95,25 @@ class Encoder:
         """Package and version that encoded most texts so far."""
         package = FastEncoder.package if self._is_loaded else self._tokenizer.package
         return f"{package} {version(package)}"
+
+    def explain(self, text_bytes: int) -> list[str]:
+        """Lines that say which encoder was used for so many bytes, and how fast it was.
+
+        They also say why the fast encoder was not used.
+        """
+        reason = self._fallback_reason
+        if self._is_loaded:
+            checked = f"{self._tokenizer.package} {version(self._tokenizer.package)}"
+            why = f"the fast encoder; equal to {checked} on {self._num_samples:,} samples"
+        elif reason:
+            why = f"not the fast encoder: {reason}"
+        else:
+            why = (
+                f"not the fast encoder: below {_FAST_THRESHOLD:,} characters it does not save time"
+            )
+        speed = text_bytes / max(self._seconds, 1e-9) / 1e6
+        per = "on each thread" if self._is_loaded else f"on {self._workers} threads together"
+        return [f"encoder: {self.name}, {why}", f"speed: {speed:,.1f} MB/s of text {per}"]
 
     @property
     def known_fallback_reason(self) -> str:
@@ -128,6 +150,13 @@ class Encoder:
         encoder failed, or differs from the reference on a sample.
         """
         position = self.reserve(texts) if position is None else position
+        started = time.perf_counter()
+        encoded = self._encode(texts, position)
+        with self._lock:
+            self._seconds += time.perf_counter() - started
+        return encoded
+
+    def _encode(self, texts: Sequence[str], position: range) -> Encoded:
         if position.stop < _FAST_THRESHOLD or self.fallback_reason:
             return self._encode_by_reference(texts)
         with self._borrow() as fast:
@@ -196,6 +225,8 @@ class Encoder:
         for index, text in enumerate(samples):
             if not np.array_equal(encoded.text_ids(index), reference.text_ids(index)):
                 raise Mismatch(f"{self.name} differs on the text that begins {text[:80]!r}")
+        with self._lock:
+            self._num_samples += len(samples)
 
 
 def _in_parts(texts: list[str]) -> Iterator[list[str]]:

@@ -67,8 +67,11 @@ class ShardTokenizer:
         else:
             self.write(shard, request)
 
-    def write(self, shard: ShardRequest, request: str = "") -> None:
-        """Write a shard; again with the reference tokenizer if the fast encoder is wrong."""
+    def write(self, shard: ShardRequest, request: str = "", *, explain: bool = False) -> None:
+        """Write a shard; again with the reference tokenizer if the fast encoder is wrong.
+
+        `explain` also prints which encoder was used, how fast it was, and why not the fast one.
+        """
         _check_output(shard, dataset_prefixes(shard.output, self.options))
         manifests, mismatch = [], ""
         try:
@@ -91,6 +94,9 @@ class ShardTokenizer:
         prefixes = dataset_prefixes(shard.output, self.options)
         for prefix, manifest in zip(prefixes, manifests, strict=True):
             print(_summary_line(prefix, manifest))
+        if explain:
+            text_bytes = sum(manifest["text_bytes"] for manifest in manifests)
+            print("\n".join(self._encoder.explain(text_bytes)))
 
     def _write_once(self, shard: ShardRequest, request: str) -> list[dict[str, Any]]:
         byte_range = readers.parse_range(shard.byte_range, shard.paths)

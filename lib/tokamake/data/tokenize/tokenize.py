@@ -36,6 +36,7 @@ def tokenize(
     megatron_names: bool = False,
     corpora: Path | None = None,
     workers: int = 0,
+    explain: bool = False,
 ) -> None:
     """Tokenize raw files into a Megatron indexed dataset (.bin and .idx) with a manifest.
 
@@ -76,6 +77,8 @@ def tokenize(
             PREFIX_KEY_document, or PREFIX_KEY_sentence with `split_sentences`.
         corpora: table of corpora, such as config/corpora.tsv.
         workers: number of threads; 0 uses all cores. The output does not depend on it.
+        explain: also print which encoder was used, how fast it was, and why it was not the fast
+            one.
     """
     if not files:
         raise UserError("no FILES given; name files, folders or patterns")
@@ -120,7 +123,8 @@ def tokenize(
         megatron_names=megatron_names,
     )
     shard_tokenizer = ShardTokenizer(open_tokenizer(tokenizer), options, workers=workers)
-    shard_tokenizer.write(ShardRequest(output, readers.expand(files), byte_range))
+    request = ShardRequest(output, readers.expand(files), byte_range)
+    shard_tokenizer.write(request, explain=explain)
 
 
 tokenize.__doc__ = (tokenize.__doc__ or "").replace(
