@@ -14,7 +14,7 @@ from tests.support import dense
 from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 from tokamake.models.common.megatron_latent import latent_arguments, latent_scaling
-from tokamake.models.common.positions import rotary
+from tokamake.models.common.positions import rotary, yarn_score_factor
 
 LATENT: dict[str, Any] = {
     "num_layers": 2,
@@ -61,6 +61,7 @@ def test_arguments_of_another_model_are_refused_by_name(name: str, value: Any) -
         # As megatron.core computes it: a formula with mscale over one with mscale_all_dim.
         (1.0, 0.0, 0.1 * math.log(4) + 1),
         (0.7, 0.0, 0.07 * math.log(4) + 1),
+        (0.0, 1.3, 1 / (0.13 * math.log(4) + 1)),
         (0.7, 1.3, (0.07 * math.log(4) + 1) / (0.13 * math.log(4) + 1)),
     ],
 )
@@ -70,6 +71,8 @@ def test_yarn_has_the_factor_of_cosines_of_megatron_core(
     shape = read(**{**LATENT, **YARN, "mscale": mscale, "mscale_all_dim": all_dims})
     cos, _ = rotary(torch.zeros(1, 1), shape, torch.float64, longest=1)
     assert cos.flatten()[0].item() == pytest.approx(factor, rel=1e-6)
+    of_scores = (0.1 * all_dims * math.log(4) + 1) ** 2
+    assert yarn_score_factor(shape.rope_scaling) == pytest.approx(of_scores)
 
 
 def test_a_factor_of_1_stretches_nothing() -> None:
@@ -82,6 +85,9 @@ def test_a_factor_of_1_stretches_nothing() -> None:
         (None, False),
         (dense.YARN, True),
         (dense.YARN | {"mscale": 0.7, "mscale_all_dim": 1.3, "beta_fast": 16.0}, True),
+        (dense.YARN | {"mscale": 0.7}, True),
+        (dense.YARN | {"mscale_all_dim": 1.3}, False),
+        (dense.YARN | {"mscale": 0.0, "mscale_all_dim": 1.3}, False),
         (dense.YARN | {"truncate": False}, False),
         (dense.YARN | {"attention_factor": 1.1}, False),
         ({"rope_type": "linear", "factor": 2.0}, False),
@@ -98,5 +104,7 @@ def test_written_scalings_are_read_back(scaling: dict[str, Any] | None, is_known
         places = torch.arange(60)[None]
         first, second = (rotary(places, each, torch.float64, longest=60) for each in (shape, again))
         assert all(torch.equal(*pair) for pair in zip(first, second, strict=True))
+        factors = [yarn_score_factor(each.rope_scaling) for each in (shape, again)]
+        assert factors[0] == factors[1]
         for name in ("q_lora_rank", "kv_lora_rank", "v_head_dim"):
             assert again.setting(name) == shape.setting(name)

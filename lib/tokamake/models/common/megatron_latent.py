@@ -76,11 +76,13 @@ def _scaling(args: Any) -> dict[str, Any] | None:
     }
     if values["factor"] <= 1:
         return None
-    if not values["mscale_all_dim"]:
-        # Here as in transformers, mscale counts only beside mscale_all_dim.
-        del values["mscale_all_dim"]
-        if (mscale := values.pop("mscale")) != 1:
-            values["attention_factor"] = 0.1 * mscale * math.log(values["factor"]) + 1
+    mscale, all_dims = values["mscale"], values["mscale_all_dim"]
+    if not (mscale and all_dims):
+        # Here as in transformers, neither counts for cosines and sines if the other is 0.
+        values |= {"mscale": None, "mscale_all_dim": all_dims or None}
+        if (mscale, all_dims) != (1, 0):
+            log = 0.1 * math.log(values["factor"])
+            values["attention_factor"] = (mscale * log + 1) / (all_dims * log + 1)
     return {"rope_type": "yarn", **values}
 
 
@@ -101,8 +103,12 @@ def latent_scaling(architecture: Architecture) -> dict[str, Any]:
         return {}
     if scaling.attention_factor is not None or scaling.truncate is False:
         return {}
+    if scaling.mscale_all_dim and not scaling.mscale:
+        # Here it changes scores alone; in Megatron, cosines and sines, too.
+        return {}
     stated = scaling.model_dump(exclude_none=True)
-    if not (scaling.mscale and scaling.mscale_all_dim):
+    if not scaling.mscale_all_dim:
+        # Here as in transformers, mscale counts only beside it.
         stated |= {"mscale": 1.0, "mscale_all_dim": 0.0}
     arguments = {theirs: stated.get(ours, default) for ours, (theirs, default) in _YARN.items()}
     return {"rope_type": "yarn", **arguments}
