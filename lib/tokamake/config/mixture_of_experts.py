@@ -21,7 +21,7 @@ def check_experts(own: Mapping[str, Any], *, num_layers: int) -> None:
     for name in (_FIRST_DENSE, "n_shared_experts", "num_nextn_predict_layers"):
         if own.get(name, 0) < 0:
             raise ValueError(f"{name}: {own[name]}: too small; give 0 or more")
-    for name in ("swiglu_alpha", "swiglu_limit"):
+    for name in ("swiglu_alpha", "swiglu_limit", "routed_scaling_factor"):
         if not 0 < own.get(name, 1.0) < math.inf:
             raise ValueError(f"{name}: {own[name]}: not a positive number; give one")
     if own.get(_FIRST_DENSE, 0) >= num_layers:
