@@ -182,7 +182,7 @@ def _shared(args: Any, file: Path, *, width: int) -> dict[str, Any]:
         raise unsupported(args, file, name=_FREQUENCY, meaning=meaning)
     size = first(args, _SHARED) or 0
     if size % width:
-        meaning = f"an MLP that all tokens share, and that is no multiple of an expert's {width}"
+        meaning = f"an MLP that all tokens share, whose width is no multiple of an expert's {width}"
         raise unsupported(args, file, name=_SHARED, meaning=meaning)
     return {"first_k_dense_replace": number, "n_shared_experts": size // width}
 
