@@ -30,6 +30,7 @@ def check_ranks_repeat(
     *,
     weights: Sequence[Tensor],
     log: ExchangeLog,
+    logs_gathers: bool,
     warm_up: bool,
     hosts: Sequence[str],
     step: int,
@@ -43,6 +44,8 @@ def check_ranks_repeat(
         modules: parts of the model on this rank.
         weights: this rank's shards of the weights.
         log: where the passes log their exchanges with other ranks.
+        logs_gathers: whether the log has the weights that ranks gather. If not, the error may be
+            of another rank, and no host is left out.
         warm_up: whether to run the passes once before: the first ones of a pipeline find shapes.
         hosts: host of each rank.
 
@@ -77,6 +80,12 @@ def check_ranks_repeat(
             "equal passes, and no rank had computed other bits before; a link between them, or a "
             f"sum on the way, is faulty. {end}checkpoint"
         )
+    if not logs_gathers:
+        raise TemporaryError(
+            f"{begin}{described(faulty)} on {names} computed other bits from the same micro batch, "
+            "or gathered other weights from the ranks that share them; a processor or memory, or a "
+            f"link, is faulty. {end}checkpoint"
+        )
     if dist.get_rank() == 0:
         note_faulty_hosts(named)
     raise TemporaryError(
@@ -106,7 +115,9 @@ def _logged(
             for part, parameters in _used_parameters(module).items():
                 if isinstance(part, FSDPModule):
                     note = partial(_note_gathered, parameters=parameters, log=log)
+                    again = partial(_note_gathered_again, parameters=parameters, log=log)
                     hooks.callback(part.register_forward_pre_hook(note).remove)
+                    hooks.callback(part.register_forward_hook(again).remove)
                 for parameter in parameters:
                     log.gradient_computed(parameter)
         log.computed(passes())
@@ -115,6 +126,22 @@ def _logged(
 
 def _note_gathered(_: nn.Module, __: Any, *, parameters: list[Tensor], log: ExchangeLog) -> None:
     log.received(*parameters)
+
+
+def _note_gathered_again(
+    _: nn.Module, __: Any, output: Any, *, parameters: list[Tensor], log: ExchangeLog
+) -> None:
+    """Note the weights that the backward pass gathers, before it uses them.
+
+    FSDP2 gathers them in hooks on the same tensors, which it has registered before.
+    """
+
+    def note(_: Tensor) -> None:
+        log.received(*parameters)
+
+    for tensor in output if isinstance(output, tuple) else (output,):
+        if isinstance(tensor, Tensor) and tensor.requires_grad:
+            tensor.register_hook(note)
 
 
 def _used_parameters(module: nn.Module) -> dict[nn.Module, list[Tensor]]:
