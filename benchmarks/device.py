@@ -237,12 +237,14 @@ def main() -> None:
     bench = Bench(work, device, sizes, begin + options.seconds)
     prepare(work, sizes)
     chosen = {name: case for name, case in CASES.items() if options.only in (None, name)}
-    results = {name: outcome(bench, name, case=case) for name, case in chosen.items()}
-    seconds = time.monotonic() - begin
-    missing = left_out(results)
-    found = {"device": device, "seconds": seconds, "left_out": missing, "cases": results}
-    (work / "device.json").write_text(json.dumps(found, indent=1) + "\n")
-    (work / "device.md").write_text(table(device, results, seconds=seconds))
+    results: dict[str, Settings] = {}
+    for name, case in chosen.items():
+        results[name] = outcome(bench, name, case=case)
+        # After each case, so that the job's end loses none of them.
+        seconds = time.monotonic() - begin
+        found = {"seconds": seconds, "left_out": left_out(results), "cases": results}
+        (work / "device.json").write_text(json.dumps({"device": device, **found}, indent=1) + "\n")
+        (work / "device.md").write_text(table(device, results, seconds=seconds))
     print((work / "device.md").read_text(), end="")
     raise SystemExit(exit_status(results))
 
@@ -281,9 +283,11 @@ def outcome(bench: Bench, name: str, *, case: Callable[[Bench, str], Settings]) 
         if begin >= bench.deadline:
             raise LeftOut("the time was over")
         found = {"verdict": PASSED, **case(bench, name.replace(", ", "-").replace(" ", "-"))}
-    except (Failure, LeftOut) as error:
-        verdict = FAILED if isinstance(error, Failure) else LEFT_OUT
-        found = {"verdict": verdict, "shows": str(error)}
+    except LeftOut as error:
+        found = {"verdict": LEFT_OUT, "shows": str(error)}
+    except Exception as error:  # on hardware that we have not seen; later cases may pass
+        shows = str(error) if isinstance(error, Failure) else f"{type(error).__name__}: {error}"
+        found = {"verdict": FAILED, "shows": shows}
     return {**found, "seconds": time.monotonic() - begin}
 
 

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -98,26 +99,30 @@ class Bench(NamedTuple):
             LeftOut: the time is over.
             Failure: the exit status is not 0.
         """
-        try:
-            process = subprocess.run(
+        path = self.work / f"{log}.log"
+        with path.open("wb") as output:
+            process = subprocess.Popen(
                 [sys.executable, *arguments],
                 cwd=ROOT,
                 env={**os.environ, **_environment(self.kind)},
-                stdout=subprocess.PIPE,
+                stdout=output,
                 stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                timeout=max(1.0, self.deadline - time.monotonic()),
+                start_new_session=True,
             )
-        except subprocess.TimeoutExpired as over:
-            output = over.stdout or b""
-            (self.work / f"{log}.log").write_bytes(output)
+        try:
+            status = process.wait(max(1.0, self.deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
             raise LeftOut(f"the time was over; see {log}.log") from None
-        (self.work / f"{log}.log").write_text(process.stdout)
-        if process.returncode:
-            last = process.stdout.strip().rpartition("\n")[2]
-            raise Failure(f"exit status {process.returncode}: {last}; see {log}.log")
-        return process.stdout
+        finally:
+            if process.poll() is None:  # its workers hold the device, too
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        text = path.read_text(errors="replace")
+        if status:
+            raise Failure(
+                f"exit status {status}: {text.strip().rpartition(chr(10))[2]}; see {log}.log"
+            )
+        return text
 
     def run(self, name: str, shape: Settings, **train: Any) -> Path:
         """Write DIR/<name>/run.yaml, a run from random weights on the data of `prepare`."""

@@ -132,6 +132,7 @@ def test_compositions_have_each_possible_pair_of_values_five_times(whole: Drawin
     for axis, counts in sorted(by_axis.items()):
         print(f"{axis:50} {len(counts):6,} pairs, {min(counts):3} to {max(counts):4} times")
     assert len(whole.drawn) >= 1000
+    assert len(whole.refused) < 0.06 * len(whole.counts)  # a check that refuses more shows here
     assert min(possible.values()) >= TIMES >= 5
     for number in (3, 4):
         for kinds in combinations(KINDS, number):

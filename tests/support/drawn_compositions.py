@@ -22,6 +22,8 @@ _CONTEXTS = 40
 _CHANGED = 0.4
 """Share of axes whose value is drawn where no pair needs one."""
 EXPERTS = "parallel.expert_parallel_size"
+OF_16_BITS = {"precision", "static_loss_scale"}
+"""Axes whose pairs a proof in 16 bits counts for. It has wide limits: other pairs need fp32."""
 Fact = tuple[str, Any]
 """An axis and its value."""
 Pair = tuple[Fact, Fact]
@@ -116,8 +118,9 @@ class Drawing:
 
     def _add(self, composition: Composition) -> None:
         self.drawn.append(composition)
+        is_fp32 = composition.value("precision") == "fp32"
         for pair in pairs(composition.facts):
-            self.counts[pair] += 1
+            self.counts[pair] += is_fp32 or any(axis in OF_16_BITS for axis, _ in pair)
 
     def _base(self) -> tuple[Composition, dict[str, Any]]:
         """A composition with a missing pair, and the facts that must stay: none if none misses."""
@@ -157,7 +160,11 @@ class Drawing:
         for learner in self._generator.sample(of_pair, len(of_pair)):
             yield self._new(*learner)
         known = {*of_pair}
-        others = [each for each in self.drawn if (each.family, each.objective) in known]
+        others = [
+            each
+            for each in self.drawn
+            if (each.family, each.objective) in known and each.value("precision") == "fp32"
+        ]
         with_one = [each for each in others if {*pair} & {*each.facts.items()}]
         yield from self._generator.sample(with_one, min(_CONTEXTS, len(with_one)))
 
@@ -168,7 +175,7 @@ class Drawing:
         rest = [axis for axis in composition.axes if axis not in decided]
         for axis in self._generator.sample(rest, len(rest)):
             values = composition.axes[axis]
-            if not composition.has_effect(axis) or len(values) == 1:
+            if not composition.has_effect(axis) or len(values) == 1 or axis == "precision":
                 continue
             for value in self._best(axis, values, decided=decided):
                 new = changed(composition, axis, value)
