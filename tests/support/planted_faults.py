@@ -28,6 +28,7 @@ TIED = {"architecture.tie_word_embeddings": True}
 SHARDED = {"zero_stage": 2}
 MASKED = {"eod_mask_loss": True}
 DEEPSPEED = {"backend": "deepspeed"}
+BF16, FP16 = {"precision": "bf16"}, {"precision": "fp16"}
 FURTHER = {"architecture.num_nextn_predict_layers": 1}
 
 

@@ -1,6 +1,7 @@
 """Wrong factors and forgotten sums of experts, routers, sinks and multi-token prediction."""
 
 from tests.support.planted_faults import (
+    BF16,
     CONTEXT,
     DEEPSPEED,
     EXPERTS,
@@ -129,6 +130,12 @@ EXPERT_FAULTS = [
         "partial=mesh.tensor.size > 1",
         "partial=False",
         composition(2, TENSOR, "deepseek_v3"),
+    ),
+    Fault(
+        expert_dispatch._Exchanged.backward,
+        "return back,",
+        "return back * ctx.axis.size,",
+        composition(2, EXPERTS | BF16, "mixtral"),
     ),
     # ---- Layers that predict further tokens ----
     Fault(

@@ -1,8 +1,10 @@
 """Wrong factors and forgotten sums, planted one by one; all are found."""
 
 from tests.support.planted_faults import (
+    BF16,
     CONTEXT,
     DEEPSPEED,
+    FP16,
     MASKED,
     PIPELINE,
     SEQUENCE,
@@ -241,6 +243,19 @@ FAULTS = [
         "self.heads.start + axis.rank * num_heads",
         "self.heads.start",
         composition(2, ULYSSES | {"dropout.attention": 0.1}),
+    ),
+    # ---- Coarse ones in 16 bits, whose limits are wide ----
+    Fault(
+        collectives.copy,
+        "partial(all_reduce, axis=axis)",
+        "_identity",
+        composition(2, TENSOR | BF16),
+    ),
+    Fault(
+        collectives.all_reduce,
+        "return total",
+        "return total / axis.size",
+        composition(2, TENSOR | FP16),
     ),
     *EXPERT_FAULTS,
 ]
