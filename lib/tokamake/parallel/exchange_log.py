@@ -29,6 +29,8 @@ class ExchangeLog:
 
     def __init__(self) -> None:
         self.is_on = False
+        self.has_gathers = True
+        """Whether weights that ranks gather are noted."""
         self._entries: list[tuple[BitOrigin, Tensor]] = []
         self._hooks: list[Any] = []
 

@@ -140,9 +140,6 @@ class EngineBase(ABC):
             for each, numbers_B in zip(rows, numbers, strict=True)
         ]
 
-    _logs_gathers = True
-    """Whether checks see the weights that ranks gather."""
-
     def check_repeats(
         self, rows: Sequence[Any], *, samples: SampleIds, hosts: Sequence[str], step: int
     ) -> None:
@@ -164,7 +161,6 @@ class EngineBase(ABC):
                 [*self.stages.modules.values()],
                 weights=[each for _, flat in self._weights() for each in flat.chunks.values()],
                 log=self.mesh.log,
-                logs_gathers=self._logs_gathers,
                 warm_up=self.stages.is_pipelined,
                 hosts=hosts,
                 step=step,

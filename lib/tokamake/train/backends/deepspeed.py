@@ -55,8 +55,8 @@ class Engine(EngineBase):
         self, run: Run, ranks: Ranks, *, device: torch.device, continues: bool = False
     ) -> None:
         self._zero_stage, self._mode = run.train.zero_stage, ""
-        self._logs_gathers = self._zero_stage < 3  # its own hooks gather
         super().__init__(run, ranks, device=device, shard=False)
+        self.mesh.log.has_gathers = self._zero_stage < 3  # DeepSpeed's own hooks gather
         # Flat partitions cannot be gathered to whole parameters.
         self.optimizer = self._build_optimizer(whole=self._zero_stage == 0)
         self._mark_parameters()

@@ -30,7 +30,6 @@ def check_ranks_repeat(
     *,
     weights: Sequence[Tensor],
     log: ExchangeLog,
-    logs_gathers: bool,
     warm_up: bool,
     hosts: Sequence[str],
     step: int,
@@ -44,8 +43,6 @@ def check_ranks_repeat(
         modules: parts of the model on this rank.
         weights: this rank's shards of the weights.
         log: where the passes log their exchanges with other ranks.
-        logs_gathers: whether the log has the weights that ranks gather. If not, the error may be
-            of another rank, and no host is left out.
         warm_up: whether to run the passes once before: the first ones of a pipeline find shapes.
         hosts: host of each rank.
 
@@ -80,7 +77,7 @@ def check_ranks_repeat(
             "equal passes, and no rank had computed other bits before; a link between them, or a "
             f"sum on the way, is faulty. {end}checkpoint"
         )
-    if not logs_gathers:
+    if not log.has_gathers:  # the error may be another rank's
         raise TemporaryError(
             f"{begin}{described(faulty)} on {names} computed other bits from the same micro batch, "
             "or gathered other weights from the ranks that share them; a processor or memory, or a "
