@@ -19,6 +19,7 @@ from tests.support import hf_folder
 from tests.support.families import FAMILIES, assert_same, weights
 from tests.support.faults import Inject
 from tests.support.programs import torch_python
+from tokamake import plugins
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
@@ -281,6 +282,7 @@ def test_tensors_with_nan_are_named_also_after_an_interruption(
 
 KILLED = """
 import os, signal, sys
+from tokamake import plugins
 from tokamake.checkpoint import writer
 from tokamake.cli import main
 
@@ -340,3 +342,17 @@ def test_a_conversion_killed_anywhere_is_whole_or_absent_and_continues_to_the_sa
 def contents(folder: Path) -> dict[str, bytes]:
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("name", ["mds", "megatron", "torch_dist", "universal"])
+def test_a_misspelled_module_of_a_format_loses_no_weights(
+    name: str, start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family = plugins.load("models/*/megatron", "llama")
+    *others, last = family.LAYER
+    assert last.ours == ("mlp.down_proj",)
+    monkeypatch.setattr(family, "LAYER", (*others, last._replace(ours=("mlp.down",))))
+    lost = r"no place for the weights model\.layers\.0\.mlp\.down_proj\.weight, model\.layers\.1"
+    with pytest.raises(AssertionError, match=f"format {name} has {lost}"):
+        writer.write(tmp_path / "a", open_any(start), name, Target())
+    assert not (tmp_path / "a").exists()

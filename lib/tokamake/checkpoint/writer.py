@@ -207,6 +207,7 @@ def _plan(
     content.mkdir(parents=True)
     notes.mkdir()
     extents = _lay_out(content, checkpoint, name=name, target=target)
+    _check_complete(extents, checkpoint, name=name)
     _check_free_space(content, extents)
     files.write_text(notes / _DONE, "")
     # Sync before the plan: a plan promises that its files are complete.
@@ -225,6 +226,16 @@ def _lay_out(content: Path, checkpoint: Checkpoint, *, name: str, target: Target
         files.write_text(content / "latest_checkpointed_iteration.txt", f"{step}")
         files.write_text(content / "latest", folder.name)
     return load_format(name).lay_out(folder, checkpoint, target=target)
+
+
+def _check_complete(extents: list[Extent], checkpoint: Checkpoint, *, name: str) -> None:
+    """Check that the files hold all weights: an error in a format's names would lose some."""
+    # Some formats store the master weights in place of the weights.
+    keys = (chunk.key.partition(".") for extent in extents for chunk in extent.chunks)
+    stored = {tensor for kind, _, tensor in keys if kind in ("model", "master")}
+    weights = {key.removeprefix("model.") for key in checkpoint.source if key.startswith("model.")}
+    if lost := sorted(weights - stored):
+        raise AssertionError(f"format {name} has no place for the weights {', '.join(lost[:3])}")
 
 
 def _check_free_space(content: Path, extents: list[Extent]) -> None:
