@@ -151,6 +151,7 @@ def test_arguments_of_another_model_are_refused_by_name(name: str, value: Any) -
         (SIGMOID | GROUPS | {"moe_router_topk": 8}, "moe_router_group_topk"),
         (SIGMOID | {"moe_shared_expert_intermediate_size": 50}, "moe_shared_expert_intermediat"),
         (SIGMOID | {"moe_layer_freq": [1, 0]}, "moe_layer_freq"),
+        (SIGMOID | {"moe_layer_freq": [0, 2]}, "moe_layer_freq"),
         (SIGMOID | {"moe_layer_freq": 2}, "moe_layer_freq"),
         (SIGMOID | {"moe_shared_expert_gate": True}, "moe_shared_expert_gate"),
         (SIGMOID | {"moe_latent_size": 16}, "moe_latent_size"),
@@ -161,6 +162,46 @@ def test_arguments_of_another_model_are_refused_by_name(name: str, value: Any) -
 )
 def test_arguments_beyond_a_family_are_refused_by_name(changes: dict[str, Any], name: str) -> None:
     with pytest.raises(UserError, match=rf"args\.{name}\w*: .*: means "):
+        read(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"moe_layer_freq": 2}, "2: means experts in one of 2 layers alone, which family mixtral"),
+        ({"moe_layer_freq": [0, 1]}, "[0, 1]: means layers without experts, which family mixtral"),
+        (
+            {"moe_layer_freq": (0, 0)},
+            "(0, 0): no layer has experts, but args.num_experts is 8; correct the one",
+        ),
+        (
+            SIGMOID | {"moe_layer_freq": [0, 1, 1]},
+            "[0, 1, 1]: 3 numbers, but args.num_layers is 2; correct the one that is wrong",
+        ),
+        (
+            {"moe_shared_expert_intermediate_size": 48},
+            "48: means an MLP that all tokens share, which family mixtral does not have; give",
+        ),
+        (
+            SIGMOID | {"moe_shared_expert_intermediate_size": 50},
+            "50: means an MLP that all tokens share, whose width is no multiple of an expert's 48",
+        ),
+        (
+            {"swiglu": False, "normalization": "LayerNorm", "num_experts": 0, "add_qkv_bias": True},
+            "keys and values alone, which no family of tokamake combines with the other arguments",
+        ),
+        (
+            OSS | {"glu_linear_offset": None},
+            "None: means up projections plus 0 instead of plus 1, which family gpt_oss does not",
+        ),
+        (
+            {"swiglu": False, "normalization": "LayerNorm"},
+            "8: means experts, which family gpt does not have; give a checkpoint of a model",
+        ),
+    ],
+)
+def test_the_error_is_true_of_the_family(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(UserError, match=re.escape(text)):
         read(**changes)
 
 
@@ -191,11 +232,6 @@ def test_settings_without_an_argument_are_named(
     shape = Architecture(**{**dense.ARCHITECTURES[name].model_dump(), **usual, **changes})
     found = inexpressible(shape, is_megatron_lm=True)
     assert [each[: len(text)] for each, text in zip(found, settings, strict=True)] == settings
-
-
-def test_experts_without_swiglu_are_refused() -> None:
-    with pytest.raises(UserError, match=r"args\.num_experts: 8: means "):
-        read(swiglu=False, normalization="LayerNorm")
 
 
 def test_weights_of_a_single_expert_that_are_1_have_no_argument() -> None:

@@ -48,10 +48,14 @@ def test_arguments_become_settings_of_the_architecture() -> None:
         ("v_head_dim", None),
         ("moe_router_pre_softmax", False),
         ("rotary_interleaved", True),
+        ("add_qkv_bias", True),
     ],
 )
 def test_arguments_of_another_model_are_refused_by_name(name: str, value: Any) -> None:
-    with pytest.raises(UserError, match=rf"args\.{name}: {value!r}: means "):
+    with pytest.raises(
+        UserError,
+        match=rf"args\.{name}: {value!r}: means .*, which family deepseek_v2 does not have; ",
+    ):
         read(**{**LATENT, name: value})
 
 

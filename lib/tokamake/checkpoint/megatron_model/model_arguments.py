@@ -25,9 +25,7 @@ from tokamake.models.common.megatron_windows import (
 KIND = "models/*/megatron"
 
 _REFUSED = {
-    "experts in a model of this kind": (
-        *("num_experts", "ds_num_experts", "num_experts_switch", "num_moe_experts"),
-    ),
+    "experts": (*("num_experts", "ds_num_experts", "num_experts_switch", "num_moe_experts"),),
     "zero-centered norm weights (1 + w)": ("apply_layernorm_1p", "layernorm_zero_centered_gamma"),
     "norms at other places in a layer": (
         *("apply_residual_connection_post_layernorm", "use_post_ln", "parallel_layernorm"),
@@ -66,7 +64,7 @@ _NOTHING = {
     "softmax_type": ("vanilla",),
     "scaling_recipe": ("none",),
     "rotary_percent": (1.0,),
-    **dict.fromkeys(_REFUSED["experts in a model of this kind"], (1,)),
+    **dict.fromkeys(_REFUSED["experts"], (1,)),
 }
 """Values that leave a feature off, besides empty ones."""
 _ENUM = {1: "rotary", 2: "absolute", 3: "alibi"}
@@ -132,10 +130,10 @@ def architecture_fields(
     plug_in = plugins.load(KIND, family)
     known = {*plug_in.ARGUMENTS, *getattr(plug_in, "READ", ())}
     known |= {*WINDOW_ARGUMENTS} if has_windows(family) else set()
-    _refuse(args, file, refused=_REFUSED, known=known)
+    _refuse(args, file, refused=_REFUSED, known=known, family=family)
     fields: dict[str, Any] = {"position_embedding": _positions(args, file)}
     if fields["position_embedding"] == "rotary":
-        _refuse(args, file, refused=_REFUSED_IF_ROTARY, known=known)
+        _refuse(args, file, refused=_REFUSED_IF_ROTARY, known=known, family=family)
         fields |= _rotary(args, file)
     if has_windows(family):
         fields |= window_fields(args, file, family=family)
@@ -146,12 +144,17 @@ def architecture_fields(
 
 
 def _refuse(
-    args: Any, file: Path, *, refused: dict[str, tuple[str, ...]], known: Iterable[str]
+    args: Any,
+    file: Path,
+    *,
+    refused: dict[str, tuple[str, ...]],
+    known: Iterable[str],
+    family: str,
 ) -> None:
     for meaning, names in refused.items():
         for name in names:
             if name not in known and _asked(args, name):
-                raise unsupported(args, file, name=name, meaning=meaning)
+                raise unsupported(args, file, name=name, meaning=meaning, family=family)
 
 
 def _asked(args: Any, name: str) -> list[Any]:

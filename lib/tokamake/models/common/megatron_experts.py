@@ -5,12 +5,14 @@ checkpoints stack all experts of a layer. An architecture lacks some of the modu
 family some of the settings.
 """
 
+import reprlib
 from pathlib import Path
 from typing import Any
 
 from tokamake import plugins
 from tokamake.config.architecture import Architecture
 from tokamake.config.families import FAMILIES
+from tokamake.errors import UserError
 from tokamake.models.common.megatron_format import (
     ATTENTION,
     GATED_MLP,
@@ -86,7 +88,6 @@ _CLAMP, _OFFSET = "activation_func_clamp_value", "glu_linear_offset"
 _ALPHA = 1.702
 """Factor in the sigmoid of Megatron's quick GELU."""
 _UNUSED: dict[str, tuple[tuple[Any, ...], str, str]] = {
-    _FREQUENCY: ((1,), "layers with experts among layers without", "first_k_dense_replace"),
     _SHARED: ((), "an MLP that all tokens share", "n_shared_experts"),
     _CHOSEN_GROUPS: ((), "routers that choose groups of experts first", "n_group"),
     _SCALE: ((1.0,), "scaled results of experts", "routed_scaling_factor"),
@@ -111,7 +112,7 @@ def expert_fields(args: Any, file: Path, *, is_core: bool, family: str) -> dict[
     """`fields` of a family with RMSNorms and experts."""
     settings = plugins.constant(FAMILIES, family, "SETTINGS")
     balanced = plugins.constant(FAMILIES, family, "HAS_ROUTER_BIASES", default=False)
-    _refuse(args, file, settings=settings, balanced=balanced)
+    _refuse(args, file, settings=settings, balanced=balanced, family=family)
     chosen = first(args, _CHOSEN)
     chosen = 2 if chosen is None else chosen
     width = first(args, _WIDTH, "ffn_hidden_size")
@@ -132,78 +133,112 @@ def expert_fields(args: Any, file: Path, *, is_core: bool, family: str) -> dict[
         "num_experts": getattr(args, _NUMBER),
         "num_experts_per_tok": chosen,
         **{name: value for name, value in optional.items() if name in settings},
-        **_weights(args, file, settings=settings, renormalizes=chosen > 1 if balanced else None),
+        **_weights(
+            *(args, file),
+            settings=settings,
+            renormalizes=chosen > 1 if balanced else None,
+            family=family,
+        ),
     }
     if "moe_intermediate_size" not in settings:
         fields["intermediate_size"] = width
     if "qkv_bias" not in settings and getattr(args, "add_qkv_bias", False) and not has_biases:
         meaning = "biases of queries, keys and values alone"
-        raise unsupported(args, file, name="add_qkv_bias", meaning=meaning)
+        raise unsupported(args, file, name="add_qkv_bias", meaning=meaning, family=family)
+    num_dense = _num_dense(args, file, settings=settings, family=family)
     if "n_shared_experts" in settings:
-        groups = _groups(args, file, chosen=chosen, best=2 if balanced else 1)
-        fields |= {**_shared(args, file, width=width), **groups}
-    fields |= latent_fields(args, file) if "kv_lora_rank" in settings else {}
-    return fields | (_clamps(args, file) if "swiglu_limit" in settings else {})
+        groups = _groups(args, file, chosen=chosen, best=2 if balanced else 1, family=family)
+        shared = _num_shared(args, file, width=width, family=family)
+        fields |= {"first_k_dense_replace": num_dense, "n_shared_experts": shared, **groups}
+    fields |= latent_fields(args, file, family=family) if "kv_lora_rank" in settings else {}
+    return fields | (_clamps(args, file, family=family) if "swiglu_limit" in settings else {})
 
 
-def _refuse(args: Any, file: Path, *, settings: dict[str, Any], balanced: bool) -> None:
+def _refuse(
+    args: Any, file: Path, *, settings: dict[str, Any], balanced: bool, family: str
+) -> None:
     for name, (usual, meaning, setting) in (_UNUSED if balanced else _UNUSED | _UNBALANCED).items():
         value = getattr(args, name, None) or None
         values = value if isinstance(value, list | tuple) else [value]
         if setting not in settings and any(each not in (*usual, None) for each in values):
-            raise unsupported(args, file, name=name, meaning=meaning)
+            raise unsupported(args, file, name=name, meaning=meaning, family=family)
     if (first(args, "moe_expert_capacity_factor") or -1) >= 0:
-        meaning = "experts that drop tokens"
-        raise unsupported(args, file, name="moe_expert_capacity_factor", meaning=meaning)
+        name, meaning = "moe_expert_capacity_factor", "experts that drop tokens"
+        raise unsupported(args, file, name=name, meaning=meaning, family=family)
     if "sinkhorn" in (getattr(args, _BALANCE, None) or ()):
-        raise unsupported(args, file, name=_BALANCE, meaning="routers that choose by Sinkhorn")
+        meaning = "routers that choose by Sinkhorn"
+        raise unsupported(args, file, name=_BALANCE, meaning=meaning, family=family)
 
 
 def _weights(
-    args: Any, file: Path, *, settings: dict[str, Any], renormalizes: bool | None
+    args: Any, file: Path, *, settings: dict[str, Any], renormalizes: bool | None, family: str
 ) -> dict[str, Any]:
     """norm_topk_prob; None: an argument states it. Megatron scales sigmoids of several experts."""
     is_scaled = not getattr(args, _IS_RAW, False) if renormalizes is None else renormalizes
     choices = settings.get("norm_topk_prob", (False,))
     if is_scaled not in choices:
         kind = "raw probabilities" if choices == (True,) else "numbers that add up to 1"
-        meaning = f"{kind} as weights of experts in a model of this kind"
-        raise unsupported(args, file, name=_IS_RAW, meaning=meaning)
+        meaning = f"{kind} as weights of experts"
+        raise unsupported(args, file, name=_IS_RAW, meaning=meaning, family=family)
     return {"norm_topk_prob": is_scaled} if "norm_topk_prob" in settings else {}
 
 
-def _shared(args: Any, file: Path, *, width: int) -> dict[str, Any]:
-    """First dense layers, and experts that all tokens share."""
-    layers = first(args, _FREQUENCY) or 1
-    layers = layers if isinstance(layers, list | tuple) else [layers]
-    number = [*layers].index(1) if 1 in layers else 0
-    if [*layers] != [0] * number + [1] * (len(layers) - number):
+def _num_dense(args: Any, file: Path, *, settings: dict[str, Any], family: str) -> int:
+    """The number of layers before those with experts."""
+    stated, num_layers = first(args, _FREQUENCY) or 1, args.num_layers
+    if stated == 1:
+        return 0
+    if not isinstance(stated, list | tuple):
+        meaning = f"experts in one of {stated} layers alone"
+        raise unsupported(args, file, name=_FREQUENCY, meaning=meaning, family=family)
+    argument = f"{file}: args.{_FREQUENCY}: {reprlib.repr(stated)}"
+    if len(stated) != num_layers:
+        raise UserError(
+            f"{argument}: {len(stated)} numbers, but args.num_layers is {num_layers}; correct the "
+            "one that is wrong"
+        )
+    if not any(stated):
+        raise UserError(
+            f"{argument}: no layer has experts, but args.{_NUMBER} is {getattr(args, _NUMBER)}; "
+            "correct the one that is wrong"
+        )
+    number = next(index for index, has_experts in enumerate(stated) if has_experts)
+    if [*stated] != [0] * number + [1] * (num_layers - number):
         meaning = "layers without experts after layers with experts"
-        raise unsupported(args, file, name=_FREQUENCY, meaning=meaning)
-    size = first(args, _SHARED) or 0
+    elif number and "first_k_dense_replace" not in settings:
+        meaning = "layers without experts"
+    else:
+        return number
+    raise unsupported(args, file, name=_FREQUENCY, meaning=meaning, family=family)
+
+
+def _num_shared(args: Any, file: Path, *, width: int, family: str) -> int:
+    """The number of experts that all tokens share."""
+    size: int = first(args, _SHARED) or 0
     if size % width:
         meaning = f"an MLP that all tokens share, whose width is no multiple of an expert's {width}"
-        raise unsupported(args, file, name=_SHARED, meaning=meaning)
-    return {"first_k_dense_replace": number, "n_shared_experts": size // width}
+        raise unsupported(args, file, name=_SHARED, meaning=meaning, family=family)
+    return size // width
 
 
-def _groups(args: Any, file: Path, *, chosen: int, best: int) -> dict[str, Any]:
+def _groups(args: Any, file: Path, *, chosen: int, best: int, family: str) -> dict[str, Any]:
     """n_group and topk_group: the score of a group here is the sum of its `best` experts."""
     if not (kept := first(args, _CHOSEN_GROUPS)):
         return {"n_group": 1, "topk_group": 1}
     if chosen // kept != best:
         meaning = f"groups whose score is the sum of {chosen // kept} experts, here {best}"
-        raise unsupported(args, file, name=_CHOSEN_GROUPS, meaning=meaning)
+        raise unsupported(args, file, name=_CHOSEN_GROUPS, meaning=meaning, family=family)
     return {"n_group": getattr(args, _GROUPS), "topk_group": kept}
 
 
-def _clamps(args: Any, file: Path) -> dict[str, Any]:
+def _clamps(args: Any, file: Path, *, family: str) -> dict[str, Any]:
     """swiglu_alpha and swiglu_limit."""
     if (offset := first(args, _OFFSET)) != 1:
-        meaning = f"up projections plus {offset or 0}, and not plus 1,"
-        raise unsupported(args, file, name=_OFFSET, meaning=meaning)
+        meaning = f"up projections plus {offset or 0} instead of plus 1"
+        raise unsupported(args, file, name=_OFFSET, meaning=meaning, family=family)
     if (limit := first(args, _CLAMP)) is None:
-        raise unsupported(args, file, name=_CLAMP, meaning="gates without a limit")
+        meaning = "gates without a limit"
+        raise unsupported(args, file, name=_CLAMP, meaning=meaning, family=family)
     return {"swiglu_alpha": _ALPHA, "swiglu_limit": float(limit)}
 
 

@@ -158,10 +158,17 @@ def rms_norm_arguments(architecture: Architecture) -> dict[str, Any]:
     return {"layernorm_epsilon": architecture.rms_norm_eps}
 
 
-def unsupported(args: Any, file: Path, *, name: str, meaning: str) -> UserError:
-    """Error: an argument asks for a feature that no family has."""
+def unsupported(
+    args: Any, file: Path, *, name: str, meaning: str, family: str | None = None
+) -> UserError:
+    """Error: an argument asks for a feature that a family lacks; None: every possible family."""
     value = reprlib.repr(getattr(args, name, None))
+    lacking = (
+        f"family {family} does not have"
+        if family
+        else "no family of tokamake combines with the other arguments"
+    )
     return UserError(
-        f"{file}: args.{name}: {value}: means {meaning}, which no family of tokamake has; give a "
-        "checkpoint of a model without"
+        f"{file}: args.{name}: {value}: means {meaning}, which {lacking}; give a checkpoint of a "
+        "model without"
     )

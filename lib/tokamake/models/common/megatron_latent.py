@@ -47,16 +47,16 @@ _EPSILON = 1e-6
 """Epsilon of the norms of latent vectors here. Megatron's have the epsilon of all norms."""
 
 
-def latent_fields(args: Any, file: Path) -> dict[str, Any]:
+def latent_fields(args: Any, file: Path, *, family: str) -> dict[str, Any]:
     """Fields of an `Architecture` that Megatron's arguments of latent attention state."""
     if norm_epsilon(args, is_core=True) != _EPSILON:
         name = "norm_epsilon" if first(args, "norm_epsilon") is not None else "layernorm_epsilon"
         meaning = f"norms of latent vectors with another epsilon than {_EPSILON:g}"
-        raise unsupported(args, file, name=name, meaning=meaning)
+        raise unsupported(args, file, name=name, meaning=meaning, family=family)
     for name in _WIDTHS.values():
         if first(args, name) is None:
             meaning = "latent attention of an unknown width"
-            raise unsupported(args, file, name=name, meaning=meaning)
+            raise unsupported(args, file, name=name, meaning=meaning, family=family)
     widths = {ours: getattr(args, theirs) for ours, theirs in _WIDTHS.items()}
     return {
         **widths,

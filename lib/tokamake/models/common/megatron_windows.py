@@ -38,15 +38,21 @@ def window_fields(args: Any, file: Path, *, family: str) -> dict[str, Any]:
     """The inverse of `window_arguments`."""
     size = getattr(args, _LENGTH, None)
     if size is not None and (len(size) != 2 or size[1] != 0):
-        raise unsupported(args, file, name=_LENGTH, meaning="a window with later tokens")
+        raise unsupported(
+            args, file, name=_LENGTH, meaning="a window with later tokens", family=family
+        )
     fields = {"sliding_window": 0 if size is None else size[0] + 1}  # -1: all tokens
     interval = getattr(args, _INTERVAL, None)
     if isinstance(interval, list | tuple):  # 1: a layer with a window
         interval = interval_of([not has_window for has_window in interval])
         if interval is None:
-            raise unsupported(args, file, name=_INTERVAL, meaning="full layers at odd places")
+            raise unsupported(
+                args, file, name=_INTERVAL, meaning="full layers at odd places", family=family
+            )
     if "full_attention_interval" in _settings(family):
         return {**fields, "full_attention_interval": interval or 0}
     if interval:
-        raise unsupported(args, file, name=_INTERVAL, meaning="full layers among windowed ones")
+        raise unsupported(
+            args, file, name=_INTERVAL, meaning="full layers among windowed ones", family=family
+        )
     return fields

@@ -24,7 +24,11 @@ def fields(args: Any, file: Path, *, is_core: bool) -> dict[str, Any]:
         interval = interval_of(interval)
     if interval is None:
         raise unsupported(
-            args, file, name="no_rope_freq", meaning="layers without positions at odd places"
+            args,
+            file,
+            name="no_rope_freq",
+            meaning="layers without positions at odd places",
+            family="smollm3",
         )
     return {
         **rms_norm_fields(args, file, is_core=is_core),
