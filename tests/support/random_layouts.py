@@ -31,7 +31,7 @@ def random_layout(random: chances.Random, kind: str, begin: Checkpoint) -> Paral
     """Half of those that could share states do; some ranks have nothing but padding then."""
     tensor, stages = random.choice((1, 2, 4)), random.choice((1, 2))
     if kind == "megatron":
-        stages = 1 if begin.architecture.has_decoder else stages
+        stages = 1 if begin.architecture.several_stacks else stages
         return ParallelLayout(
             tensor, stages, begin.architecture.num_hidden_layers // 2 if stages > 1 else 1
         )
