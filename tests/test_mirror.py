@@ -138,7 +138,6 @@ TESTED_THROUGH = {
     "data/tokenizers/test_byte_level.py": [
         "data/tokenizers/_exactness",
         "data/tokenizers/_fast_encoder",
-        "data/tokenizers/_normalization",
         "data/tokenizers/_patterns",
     ],
     "optim/test_optim.py": ["optim/_groups"],

@@ -11,8 +11,10 @@ namespace tokamake {
 namespace {
 
 constexpr size_t kCodePoints = 0x110000;
-constexpr size_t kMaxClusters = 100'000;  // whose normalized text is known
 constexpr size_t kGrowth = 12;            // of UTF-8: NFKC has at most 11 (Unicode, UAX 15)
+constexpr size_t kLongest = 1024;         // bytes of a cluster that is kept
+constexpr size_t kMaxBytes = 32'000'000;  // of all clusters that are kept
+constexpr size_t kEntry = 128;            // bytes of memory of a cluster, besides its texts
 
 size_t size_in_utf8(size_t code_point) {
   return 1 + (code_point >= 0x80) + (code_point >= 0x800) + (code_point >= 0x10000);
@@ -47,6 +49,7 @@ std::string_view CharacterMap::apply(std::string_view text, std::string& buffer)
     if (number == 0 && rank == 0) continue;
     if (copied == text.data()) buffer.clear();
     if (copied < begin || rank == kSeparates) {
+      sort_marks(buffer, marks);
       buffer.append(copied, begin);
       marks = buffer.size();
     }
@@ -55,6 +58,7 @@ std::string_view CharacterMap::apply(std::string_view text, std::string& buffer)
     copied = at;
   }
   if (copied == text.data()) return text;
+  sort_marks(buffer, marks);
   return buffer.append(copied, end);
 }
 
@@ -67,17 +71,25 @@ void CharacterMap::append(std::string_view piece, std::string& text, size_t& mar
   for (const char* at = piece.data(); at < end;) {
     const char* const begin = at;
     const uint8_t rank = ranks_[next_code_point(at)];
-    size_t place = text.size();
-    while (rank != 0 && place > marks) {  // marks of a higher rank go after it
-      size_t last = place - 1;
-      while ((text[last] & 0xC0) == 0x80) --last;
-      const char* mark = text.data() + last;
-      if (ranks_[next_code_point(mark)] <= rank) break;
-      place = last;
-    }
-    text.insert(place, begin, static_cast<size_t>(at - begin));
+    if (rank == 0) sort_marks(text, marks);
+    text.append(begin, at);
     if (rank == 0) marks = text.size();
   }
+}
+
+void CharacterMap::sort_marks(std::string& text, size_t begin) const {
+  if (ranks_.empty() || text.size() - begin < 4) return;  // a mark has at least 2 bytes
+  const std::string run = text.substr(begin);
+  std::vector<std::pair<uint8_t, std::string_view>> marks;
+  for (const char *at = run.data(), *const end = at + run.size(); at < end;) {
+    const char* const mark = at;
+    const uint8_t rank = ranks_[next_code_point(at)];
+    marks.emplace_back(rank, std::string_view(mark, static_cast<size_t>(at - mark)));
+  }
+  std::stable_sort(marks.begin(), marks.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  text.resize(begin);
+  for (const auto& mark : marks) text.append(mark.second);
 }
 
 Normalizer::Normalizer(CharacterMap before, std::vector<uint8_t> marks, CharacterMap after)
@@ -99,24 +111,20 @@ void Normalizer::clusters(std::string_view text, const Visit& visit) const {
   const char* before = text.data();
   for (const char* at = before; at < end;) {
     const char* const begin = at;
-    uint8_t mark = marks_[next_code_point(at)];
-    if (mark == 0) {
+    if (marks_[next_code_point(at)] == 0) {
       before = begin;
       continue;
     }
-    for (const char* next = at; at < end; at = next) {
-      const uint8_t following = marks_[next_code_point(next)];
-      if (following == 0 && mark != kJoins) break;
-      mark = following;
-    }
+    for (const char* next = at; at < end && marks_[next_code_point(next)] != 0;) at = next;
     visit(std::string_view(before, static_cast<size_t>(at - before)));
     before = at;  // if the text ends here, or before a character without marks
   }
 }
 
 const std::string* Normalizer::find(std::string_view cluster) {
-  const auto known = known_.find(key_.assign(cluster));
-  if (known != known_.end()) return &known->second;
+  const auto& all = cluster.size() > kLongest ? known_once_ : known_;
+  const auto known = all.find(key_.assign(cluster));
+  if (known != all.end()) return &known->second;
   unknown_.insert(key_);
   return nullptr;
 }
@@ -146,24 +154,37 @@ std::string_view Normalizer::replace_clusters(std::string_view text, std::string
   return buffer.append(copied, text.data() + text.size());
 }
 
-void Normalizer::learn(std::string cluster, std::string normalized) {
-  if (normalized.size() > kGrowth * cluster.size())
+void Normalizer::learn(const std::string& cluster, std::string normalized) {
+  if (normalized.size() > room_for_clusters(cluster))
     throw std::length_error("normalized text is too long");
-  known_.insert_or_assign(std::move(cluster), std::move(normalized));
+  if (cluster.size() > kLongest) {
+    known_once_.insert_or_assign(cluster, std::move(normalized));
+    return;
+  }
+  known_bytes_ += cluster.size() + normalized.size() + kEntry;
+  known_.insert_or_assign(cluster, std::move(normalized));
+}
+
+size_t Normalizer::room_for_clusters(std::string_view text) const {
+  size_t bytes = text.size();
+  clusters(text, [&](std::string_view cluster) {
+    bytes = sum_of(bytes, product_of(kGrowth - 1, cluster.size()));
+  });
+  return bytes;
 }
 
 size_t Normalizer::room_for(std::string_view text) const {
-  size_t bytes = text.size();
-  if (before_.empty())
-    clusters(text, [&](std::string_view cluster) { bytes += (kGrowth - 1) * cluster.size(); });
-  else
-    bytes *= before_.growth() * (marks_.empty() ? 1 : kGrowth);
-  return bytes * after_.growth();
+  if (before_.empty()) return product_of(room_for_clusters(text), after_.growth());
+  const size_t bytes = product_of(product_of(text.size(), before_.growth()), after_.growth());
+  return marks_.empty() ? bytes : product_of(bytes, kGrowth);
 }
 
-void Normalizer::begin() {
+void Normalizer::trim() {
   unknown_.clear();
-  if (known_.size() > kMaxClusters) known_.clear();
+  known_once_.clear();
+  if (known_bytes_ <= kMaxBytes) return;
+  known_.clear();
+  known_bytes_ = 0;
 }
 
 }  // namespace tokamake

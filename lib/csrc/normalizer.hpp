@@ -32,6 +32,8 @@ class CharacterMap {
 
  private:
   void append(std::string_view piece, std::string& text, size_t& marks) const;
+  // Sorts the marks from a place to the end of the text.
+  void sort_marks(std::string& text, size_t begin) const;
 
   std::vector<uint32_t> numbers_;
   std::vector<std::string> texts_;
@@ -45,8 +47,6 @@ class CharacterMap {
 // and no cluster depends on text around it.
 class Normalizer {
  public:
-  static constexpr uint8_t kJoins = 2;  // mark: the next character belongs to the cluster, too
-
   // `marks` has a byte for each code point from 0 to 0x10FFFF, and is empty if nothing is marked.
   Normalizer(CharacterMap before, std::vector<uint8_t> marks, CharacterMap after);
 
@@ -57,26 +57,31 @@ class Normalizer {
   // word with marked characters is one cluster. Sets `is_known` to whether it is known.
   std::string_view normalize_word(std::string_view word, bool& is_known);
 
-  void learn(std::string cluster, std::string normalized);
+  // Throws if the normalized text is longer than `room_for` expects.
+  void learn(const std::string& cluster, std::string normalized);
 
   // Upper bound of the bytes of a normalized text.
   size_t room_for(std::string_view text) const;
 
   const std::unordered_set<std::string>& unknown() const { return unknown_; }
   void forget_unknown() { unknown_.clear(); }
-  // Forgets all clusters if they are many.
-  void begin();
+  // Forgets unknown and long clusters, and all if they take much memory.
+  void trim();
 
  private:
   template <typename Visit>
   void clusters(std::string_view text, const Visit& visit) const;
   // Normalized text of a cluster, or null.
   const std::string* find(std::string_view cluster);
+  // Upper bound of the bytes of a text whose clusters are normalized.
+  size_t room_for_clusters(std::string_view text) const;
   std::string_view replace_clusters(std::string_view text, std::string& buffer);
 
   CharacterMap before_, after_;
   std::vector<uint8_t> marks_;
   std::unordered_map<std::string, std::string> known_;
+  std::unordered_map<std::string, std::string> known_once_;  // long ones, until `trim`
+  size_t known_bytes_ = 0;
   std::unordered_set<std::string> unknown_;
   std::string key_, first_, second_;
 };

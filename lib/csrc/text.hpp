@@ -26,6 +26,16 @@ inline uint32_t hash_of(std::string_view word) {
   return static_cast<uint32_t>(hash >> 32);
 }
 
+// Arithmetic of sizes, which throws if the result is too large.
+inline size_t sum_of(size_t a, size_t b) {
+  if (a > SIZE_MAX - b) throw std::length_error("texts are too long");
+  return a + b;
+}
+inline size_t product_of(size_t a, size_t b) {
+  if (a != 0 && b > SIZE_MAX / a) throw std::length_error("texts are too long");
+  return a * b;
+}
+
 // Loads 8 bytes in little-endian order, on any processor.
 inline uint64_t load_bytes(const char* at) {
   uint64_t bytes = 0;

@@ -1,6 +1,7 @@
-// Python bindings for the reader of JSON lines and the byte-level tokenizer.
+// Python bindings for the reader of JSON lines and the encoders of texts.
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <optional>
@@ -185,18 +186,28 @@ std::unique_ptr<tokamake::TextEncoder> encoder_of(
 py::tuple encode_views(tokamake::TextEncoder& tokenizer, const std::vector<std::string_view>& views,
                        const py::function& normalize) {
   Int64Array lengths(static_cast<py::ssize_t>(views.size()));
-  UInt32Array ids(static_cast<py::ssize_t>(tokenizer.room_for(views)));
+  size_t room = 0;
+  {
+    py::gil_scoped_release release;
+    room = tokenizer.room_for(views);
+  }
+  if (room > static_cast<size_t>(std::numeric_limits<py::ssize_t>::max()))
+    throw std::length_error("texts are too long");
+  UInt32Array ids(static_cast<py::ssize_t>(room));
   int64_t* to_lengths = lengths.mutable_data();
   uint32_t* to_ids = ids.mutable_data();
   auto& normalizer = tokenizer.normalizer();
-  normalizer.begin();
+  normalizer.trim();
   while (true) {
     size_t tokens = 0;
     {
       py::gil_scoped_release release;
-      tokens = tokenizer.encode(views, to_ids, to_lengths);
+      tokens = tokenizer.encode(views, to_ids, room, to_lengths);
     }
-    if (normalizer.unknown().empty()) return py::make_tuple(cut(ids, tokens), lengths);
+    if (normalizer.unknown().empty()) {
+      normalizer.trim();
+      return py::make_tuple(cut(ids, tokens), lengths);
+    }
     for (const auto& cluster : normalizer.unknown())
       normalizer.learn(cluster, normalize(cluster).cast<std::string>());
     normalizer.forget_unknown();

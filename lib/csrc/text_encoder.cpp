@@ -132,17 +132,19 @@ TextEncoder::TextEncoder(std::shared_ptr<const WordModel> model, Rules rules)
 
 size_t TextEncoder::room_for(const std::vector<std::string_view>& texts) const {
   size_t bytes = 0;
-  for (const auto text : texts) bytes += rules_.normalizer.room_for(text);
+  for (const auto text : texts) bytes = sum_of(bytes, rules_.normalizer.room_for(text));
   if (rules_.prefix != Prefix::kNever) {
     const bool is_one = rules_.added.empty() && rules_.later.empty();
-    bytes += 3 * (is_one ? texts.size() : bytes);  // bytes of U+2581
+    bytes = sum_of(bytes, product_of(3, is_one ? texts.size() : bytes));  // bytes of U+2581
   }
-  return model_->tokens_per_byte() * bytes + WordCache::kFew;
+  return sum_of(product_of(model_->tokens_per_byte(), bytes), WordCache::kFew);
 }
 
-size_t TextEncoder::encode(const std::vector<std::string_view>& texts, uint32_t* ids,
+size_t TextEncoder::encode(const std::vector<std::string_view>& texts, uint32_t* ids, size_t room,
                            int64_t* lengths) {
+  if (room < WordCache::kFew) throw std::invalid_argument("there is room for a few tokens");
   uint32_t* at = ids;
+  end_ = ids + room - WordCache::kFew;
   batch_.size = 0;  // an earlier call may have thrown
   for (const auto text : texts) {
     uint32_t* const after = encode_text(text, at);
@@ -157,7 +159,7 @@ uint32_t* TextEncoder::encode_text(std::string_view text, uint32_t* ids) {
   rules_.added.split(
       text,
       [&](uint32_t id) {
-        *ids++ = id;
+        ids = copy_tokens(&id, 1, ids, end_);
         is_first_ = false;
       },
       [&](std::string_view between) { ids = encode_normalized(between, ids); });
@@ -168,7 +170,7 @@ uint32_t* TextEncoder::encode_normalized(std::string_view text, uint32_t* ids) {
   rules_.later.split(
       rules_.normalizes_words ? text : rules_.normalizer.normalize(text),
       [&](uint32_t id) {
-        *ids++ = id;
+        ids = copy_tokens(&id, 1, ids, end_);
         is_first_ = false;
       },
       [&](std::string_view between) { ids = encode_between(between, ids); });
@@ -218,9 +220,11 @@ uint32_t* TextEncoder::encode_batch(const char* end, uint32_t* ids) {
   for (size_t i = 0; i < batch_.size; ++i) {
     const auto [word, word_end] = batch_.words[i];
     const auto size = static_cast<size_t>(word_end - word);
-    uint32_t* after =
-        size <= WordCache::kShort ? cache_.write(places_[i].key, *places_[i].line, ids) : nullptr;
+    uint32_t* after = size <= WordCache::kShort
+                          ? cache_.write(places_[i].key, *places_[i].line, ids, end_)
+                          : nullptr;
     ids = after == nullptr ? encode_word(i, ids) : after;
+    if (ids > end_) throw std::length_error("there are too many tokens");
   }
   batch_.size = 0;
   return ids;
@@ -229,13 +233,13 @@ uint32_t* TextEncoder::encode_batch(const char* end, uint32_t* ids) {
 uint32_t* TextEncoder::encode_word(size_t i, uint32_t* ids) {
   const auto [begin, end] = batch_.words[i];
   const std::string_view word(begin, static_cast<size_t>(end - begin));
-  uint32_t* after = cache_.write(word, ids);
+  uint32_t* after = cache_.write(word, ids, end_);
   if (after == nullptr) {
     bool is_known = true;
     model_->encode(
         rules_.normalizes_words ? rules_.normalizer.normalize_word(word, is_known) : word,
         word_ids_);
-    after = std::copy(word_ids_.begin(), word_ids_.end(), ids);
+    after = copy_tokens(word_ids_.data(), word_ids_.size(), ids, end_);
     if (!is_known) return after;  // these tokens are wrong
     cache_.add(word, word_ids_);
   }

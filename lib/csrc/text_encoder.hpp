@@ -75,9 +75,11 @@ class TextEncoder {
   TextEncoder(std::shared_ptr<const WordModel> model, Rules rules);
 
   // Encodes texts of valid UTF-8. Writes their concatenated tokens to `ids`, which has room for
-  // `room_for` tokens, and the number of tokens of each text to `lengths`. Returns the number of
-  // all tokens. They are wrong if the normalizer then has unknown clusters.
-  size_t encode(const std::vector<std::string_view>& texts, uint32_t* ids, int64_t* lengths);
+  // `room` tokens, and the number of tokens of each text to `lengths`. Returns the number of all
+  // tokens. They are wrong if the normalizer then has unknown clusters. Throws if `room` is less
+  // than the tokens need; `room_for` is enough.
+  size_t encode(const std::vector<std::string_view>& texts, uint32_t* ids, size_t room,
+                int64_t* lengths);
 
   // Upper bound of the tokens of some texts with their prefixes, and room for the garbage of
   // WordCache::write.
@@ -108,6 +110,7 @@ class TextEncoder {
   WordBatch batch_;
   std::array<Place, WordBatch::kCapacity + 4> places_;  // of batch_, being prefetched
   std::vector<uint32_t> word_ids_;
+  const uint32_t* end_ = nullptr;  // of tokens; garbage of WordCache::write has room after it
 };
 
 }  // namespace tokamake

@@ -90,7 +90,7 @@ WordCache::Line& WordCache::line_of(Key key) const {
   return lines_[hash * kHashFactor >> (64 - kLineBits)];
 }
 
-uint32_t* WordCache::write(Key key, const Line& line, uint32_t* out) const {
+uint32_t* WordCache::write(Key key, const Line& line, uint32_t* out, const uint32_t* end) const {
   const auto differs = [&](const Key& other) {
     return (other.first ^ key.first) | (other.rest ^ key.rest);
   };
@@ -98,14 +98,15 @@ uint32_t* WordCache::write(Key key, const Line& line, uint32_t* out) const {
   const uint64_t difference = differs(line.latest.key);
   const Short& word = difference == 0 ? line.latest : line.earlier;
   if (difference != 0 && differs(line.earlier.key) != 0) return nullptr;
-  if (word.count > kFew) return std::copy_n(table_.ids({0, 0, 0, word.ids[0], 0}), word.count, out);
+  if (word.count > kFew)
+    return copy_tokens(table_.ids({0, 0, 0, word.ids[0], 0}), word.count, out, end);
   std::memcpy(out, word.ids, sizeof word.ids);  // a copy of fixed size is faster
   return out + word.count;
 }
 
-uint32_t* WordCache::write(std::string_view word, uint32_t* out) const {
+uint32_t* WordCache::write(std::string_view word, uint32_t* out, const uint32_t* end) const {
   const WordTable::Entry* const entry = table_.find(word);
-  return entry == nullptr ? nullptr : std::copy_n(table_.ids(*entry), entry->count, out);
+  return entry == nullptr ? nullptr : copy_tokens(table_.ids(*entry), entry->count, out, end);
 }
 
 void WordCache::add(std::string_view word, const std::vector<uint32_t>& ids) {

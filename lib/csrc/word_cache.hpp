@@ -1,14 +1,23 @@
 // Tokens of words: a hash table, and a cache of recent words.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
 
 namespace tokamake {
+
+// Copies tokens to `out`, and returns their end there; throws if it is after `end`.
+inline uint32_t* copy_tokens(const uint32_t* ids, size_t count, uint32_t* out,
+                             const uint32_t* end) {
+  if (count > static_cast<size_t>(end - out)) throw std::length_error("there are too many tokens");
+  return std::copy_n(ids, count, out);
+}
 
 // Hash table from words to their tokens, by open addressing.
 class WordTable {
@@ -69,10 +78,11 @@ class WordCache {
   Line& line_of(Key key) const;
 
   // Writes the tokens of a short word to `out`, and possibly garbage up to kFew tokens. Returns the
-  // end of the tokens, or null if the word is not in its line.
-  uint32_t* write(Key key, const Line& line, uint32_t* out) const;
-  // The same for any word in the table.
-  uint32_t* write(std::string_view word, uint32_t* out) const;
+  // end of the tokens, or null if the word is not in its line. Throws if more than kFew tokens go
+  // past `end`.
+  uint32_t* write(Key key, const Line& line, uint32_t* out, const uint32_t* end) const;
+  // The same for any word in the table, without garbage.
+  uint32_t* write(std::string_view word, uint32_t* out, const uint32_t* end) const;
 
   // Adds a word to the table.
   void add(std::string_view word, const std::vector<uint32_t>& ids);

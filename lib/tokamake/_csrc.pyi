@@ -402,7 +402,7 @@ def model_spans(definition: bytes) -> tuple[tuple[int, int], tuple[int, int], in
     """
 
 class Vocabulary:
-    """Vocabulary and merges of a BPE."""
+    """Vocabulary of a model, and the merges of a BPE."""
 
     def __init__(self, vocab: bytes, merges: bytes) -> None:
         """Parse the JSON of both, as in a tokenizer.json."""
@@ -531,8 +531,8 @@ class TextEncoder:
             later: further ones that are found in normalized text.
             letters: (0x110000,) whether a character belongs to a word, for flag 4.
             before: texts of single characters, a `Map` of `data.tokenizers._normalization`.
-            marks: (0x110000,) characters that are normalized next, with the one before: 1, or 2 if
-                the one after belongs to them, too. May be empty.
+            marks: (0x110000,) whether a character is normalized next, with the one before. May be
+                empty.
             after: texts of single characters of the result.
             prefix: when a space begins the text between added tokens: "" (never), "always",
                 "unless space" or "unless mark" (a space or U+2581) begins it already, or "first
@@ -546,7 +546,9 @@ class TextEncoder:
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
         """(tokens,) concatenated tokens of all texts, and (texts,) tokens of each text.
 
-        `normalize` gets marked characters, each time with the one before.
+        `normalize` gets marked characters, each time with the one before, or with
+        `normalizes_words` each word that has marked characters. ValueError if a result has more
+        than 12 times the bytes of these characters.
         """
 
     def encode_utf8(

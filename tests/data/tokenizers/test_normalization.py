@@ -1,0 +1,72 @@
+"""Normalization in lib/csrc: its bounds of memory, and normalizers that are refused."""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tokamake._csrc import BytePairs, TextEncoder
+from tokamake.data.tokenizers._normalization import compile_normalizer
+
+
+def marking(normalize: Callable[[str], str], **options: Any) -> Callable[[str], list[int]]:
+    """Encoder to bytes that normalizes x, and what is before it."""
+    model = BytePairs(np.arange(256, dtype=np.uint32), np.empty((0, 3), np.uint32))
+    marks = np.zeros(0x110000, np.uint8)
+    marks[ord("x")] = 1
+    options = {"joints": np.ones(1 << 16, np.uint8), "marks": marks} | options
+    encoder = TextEncoder(model, **options)
+    return lambda text: encoder.encode([text], normalize)[0].tolist()
+
+
+def test_text_that_grows_too_much_when_it_is_normalized_is_refused() -> None:
+    for words in (False, True):
+        encode = marking(lambda text: text.replace("x", "y" * 12), normalizes_words=words)
+        assert encode("a" * 1000 + "x") == [97] * 1000 + [121] * 12
+        encode = marking(lambda text: text.replace("x", "y" * 10_000), normalizes_words=words)
+        with pytest.raises(ValueError, match="normalized text is too long"):
+            encode("a" * 1000 + "x")
+    # The space of the prefix may not grow.
+    assert marking(lambda _: "y" * 15, normalizes_words=True, prefix="always")("x") == [121] * 15
+    with pytest.raises(ValueError, match="too many tokens"):
+        marking(lambda _: "y" * 24, normalizes_words=True, prefix="always")("x")
+
+
+def test_sizes_that_overflow_are_refused() -> None:
+    numbers = np.zeros(0x110000, np.uint32)
+    numbers[ord("z")] = 1
+    grows = numbers, ["", "y" * (1 << 20)], np.empty(0, np.uint8)
+    encode = marking(str, before=grows, after=grows)
+    with pytest.raises(ValueError, match="texts are too long"):
+        encode("a" * (2 << 20))
+
+
+def test_memory_of_normalized_words_is_bounded() -> None:
+    counts: Counter[str] = Counter()
+
+    def normalize(text: str) -> str:
+        counts[text] += 1
+        return text.upper()
+
+    encode = marking(normalize, normalizes_words=True)
+    short, long = "ax", "a" * 2000 + "x"
+    for _ in range(3):
+        assert encode(short) == [*b"AX"]
+        assert encode(long) == [*long.upper().encode()]
+    assert (counts[short], counts[long]) == (1, 3)
+    for number in range(500_000, 518_000):  # of 2 KB each
+        encode(f"{number}x".rjust(1000, "a"))
+    again = "500000x".rjust(1000, "a")
+    encode(again)
+    assert counts[again] == 2
+
+
+def test_long_runs_of_marks_are_sorted() -> None:
+    encode = marking(str, **compile_normalizer(b'{"type": "NFD"}').arguments)
+    high, low, many = "\u0301", "\u0323", 100_000
+    assert encode("a" + (high + low) * many) == [*("a" + low * many + high * many).encode()]
+    text = f"{high}{low}x\u0345\u00e9{low}{high}"
+    assert encode(text) == [*unicodedata.normalize("NFD", text).encode()]
