@@ -1,5 +1,6 @@
 """Normalization in lib/csrc: its bounds of memory, and normalizers that are refused."""
 
+import json
 import unicodedata
 from collections import Counter
 from collections.abc import Callable
@@ -7,9 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, normalizers
 
+from tests.support.tokenizer_texts import byte_level, encoders
 from tokamake._csrc import BytePairs, TextEncoder
-from tokamake.data.tokenizers._normalization import compile_normalizer
+from tokamake.data.tokenizers import _normalization as normalization
+from tokamake.data.tokenizers._exactness import Unsupported
+from tokamake.data.tokenizers._normalization import compile_normalizer, compile_words
 
 
 def marking(normalize: Callable[[str], str], **options: Any) -> Callable[[str], list[int]]:
@@ -70,3 +75,50 @@ def test_long_runs_of_marks_are_sorted() -> None:
     assert encode("a" + (high + low) * many) == [*("a" + low * many + high * many).encode()]
     text = f"{high}{low}x\u0345\u00e9{low}{high}"
     assert encode(text) == [*unicodedata.normalize("NFD", text).encode()]
+
+
+@pytest.mark.parametrize("compiled", [compile_normalizer, compile_words])
+def test_normalizers_that_write_long_texts_are_refused(compiled: Callable[[bytes], Any]) -> None:
+    def replace(size: int) -> bytes:
+        step = {"type": "Replace", "pattern": {"String": "x"}, "content": "y" * size}
+        return json.dumps(step).encode()
+
+    compiled(replace(12))
+    with pytest.raises(Unsupported, match="writes 13 characters for 'x'"):
+        compiled(replace(13))
+
+
+@pytest.mark.parametrize("form", ["NFD", "NFKD"])
+@pytest.mark.parametrize(("old", "new"), [("\u0301", ""), ("x", "\u0323"), ("x", "\u00e9")])
+def test_marks_that_are_replaced_and_sorted_are_refused(form: str, old: str, new: str) -> None:
+    replace = {"type": "Replace", "pattern": {"String": old}, "content": new}
+    for steps in ([replace, {"type": form}], [{"type": form}, {"type": "Lowercase"}, replace]):
+        definition = json.dumps({"type": "Sequence", "normalizers": steps}).encode()
+        with pytest.raises(Unsupported, match="sorts marks and replaces one"):
+            compile_normalizer(definition)
+
+
+def test_panics_of_the_package_are_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):
+        """As pyo3 raises it."""
+
+    class Panics:
+        def normalize_str(self, text: str) -> str:
+            raise PanicException(f"no form of {text}")
+
+    class Loaded:
+        normalizer = Panics()
+
+    monkeypatch.setattr(Tokenizer, "from_str", lambda _: Loaded(), raising=True)
+    with pytest.raises(Unsupported, match=r"its normalizer fails \(no form of"):
+        normalization.normal_forms(normalization._function([]), ["a"])
+
+
+def test_added_texts_that_normalize_to_nothing_are_refused() -> None:
+    tokenizer: Any = Tokenizer.from_str(json.dumps(byte_level()))
+    tokenizer.normalizer = normalizers.Replace("q", "")
+    assert encoders(tokenizer.to_str().encode(), "tokenizers")[0] == ""
+    tokenizer.add_tokens(["q"])
+    assert (
+        "is empty when it is normalized" in encoders(tokenizer.to_str().encode(), "tokenizers")[0]
+    )

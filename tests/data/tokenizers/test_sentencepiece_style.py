@@ -111,6 +111,7 @@ def refusal(model: bytes) -> str:
         ({"ignore_merges": True}, "ignore_merges"),
         ({"byte_fallback": False}, "a byte is not"),
         ({"merges": [("<0x41>", "a")]}, "it merges bytes"),
+        ({"vocab": {f"<0x{n:02X}>": n for n in range(256)}, "merges": []}, "lacks U+2581"),
     ],
 )
 def test_models_of_definitions_that_are_not_exact_are_refused(change: Json, reason: str) -> None:

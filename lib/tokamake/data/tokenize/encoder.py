@@ -24,12 +24,13 @@ from tokamake.data.tokenizers._fast_encoder import FastEncoder
 from tokamake.runtime.cores import set_malloc_options
 
 # Lengths are in characters.
-_FAST_THRESHOLD = 2_000_000  # from here on a fast encoder pays: loading takes 0.1 to 0.5 s
+_FAST_THRESHOLD = 2_000_000  # from here on a fast encoder pays for the time it takes to load
 _PART_TEXTS = 1 << 16  # per call of the reference tokenizer: each text takes some memory
 _REFERENCE_CHUNK = 4_000_000  # per call of the reference tokenizer, which needs much memory
 _MAX_THREADS = 4  # one reader and one writer thread cannot feed more
 # Both encoders encode the first _FIRST_SAMPLE characters, then _SAMPLE characters around every
-# _SAMPLE_STEP-th one. The reference is about 100 times slower: 1 in 4,000 costs a few percent.
+# _SAMPLE_STEP-th one. The reference is at most about 100 times slower: 1 in 4,000 costs at most a
+# few percent.
 _FIRST_SAMPLE = 100_000
 _SAMPLE_STEP = 8_000_000
 _SAMPLE = 2_000

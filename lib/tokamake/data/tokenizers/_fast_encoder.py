@@ -100,6 +100,8 @@ def _rules(package: str, definition: bytes) -> _Rules:
         "added": [_found(t["content"], t) for t in added if not t.get("normalized")],
         "later": [_found(normalization.whole(t["content"]), t) for t in normalized],
     }
+    if not all(text for text, *_ in arguments["later"]):
+        raise Unsupported("an added token is empty when it is normalized")
     if any(token.get("single_word") for token in added):
         arguments["letters"] = letters()
     return _Rules(arguments, normalization.clusters)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from tokamake.data.tokenizers import failure
 from tokamake.data.tokenizers._exactness import Json, Unsupported, flat_steps
 from tokamake.data.tokenizers._patterns import CHARACTERS, of_all_points
 
@@ -26,6 +27,7 @@ _WITHIN_WORDS = (*_SINGLE, *_FORMS, "Precompiled")
 _SEPARATORS = "\n|\u2603"  # no form of another character has the last one
 _CHUNK = 4096  # characters that are normalized at once
 _HIGHEST_CLASS = "\u0345"  # of marks, by which they are ordered
+_GROWTH = 12  # of UTF-8, as in lib/csrc/normalizer.cpp
 _SEPARATES = 255  # rank of a character without text that separates marks
 
 
@@ -80,8 +82,12 @@ def compile_words(definition: bytes) -> Normalization:
             raise Unsupported(f"its normalizer is {step['type']}")
     whole = _function(steps)
     replaced = {*"".join(s["pattern"].get("String", "") for s in steps if s["type"] == "Replace")}
-    forms = zip(CHARACTERS, normal_forms(whole, CHARACTERS), strict=True)
-    marks = [form != text or text in replaced or not _stays_alone(text) for text, form in forms]
+    forms = normal_forms(whole, CHARACTERS)
+    _check_growth(CHARACTERS, forms)
+    marks = [
+        form != text or text in replaced or not _stays_alone(text)
+        for text, form in zip(CHARACTERS, forms, strict=True)
+    ]
     marked = of_all_points(np.array(marks, np.uint8))
     return Normalization({"marks": marked} if steps else {}, whole, whole)
 
@@ -104,6 +110,18 @@ def _stays_alone(character: str) -> bool:
     return category[0] in "LNPSZ" and not "\u1100" <= character <= "\u11ff"
 
 
+def _check_growth(texts: list[str], forms: list[str]) -> None:
+    """Raise Unsupported if a form is too long for the memory that lib/csrc reserves."""
+    for text, form in zip(texts, forms, strict=True):
+        if form != text and len(form.encode()) > _GROWTH * len(text.encode()):
+            raise Unsupported(f"its normalizer writes {len(form):,} characters for {text!r}")
+
+
+def _has_marks(text: str) -> bool:
+    """Whether a text has a character that is sorted among marks, or whose form has one."""
+    return any(map(unicodedata.combining, unicodedata.normalize("NFKD", text)))
+
+
 def _is_single(step: Json) -> bool:
     """Whether a normalizer changes each character by itself."""
     if step["type"] == "Replace":
@@ -118,15 +136,28 @@ def _function(steps: list[Json]) -> Normalize:
     definition = json.loads(Tokenizer(models.BPE()).to_str())
     definition["normalizer"] = {"type": "Sequence", "normalizers": steps}
     normalizer: Any = Tokenizer.from_str(json.dumps(definition)).normalizer
-    normalize: Normalize = normalizer.normalize_str
+
+    def normalize(text: str) -> str:
+        try:
+            normalized: str = normalizer.normalize_str(text)
+        except BaseException as error:
+            raise Unsupported(f"its normalizer fails ({failure(error)})") from None
+        return normalized
+
     return normalize
 
 
 def _map(steps: list[Json]) -> Map | None:
     if not steps:
         return None
+    replaced = "".join(
+        step["pattern"]["String"] + step["content"] for step in steps if step["type"] == "Replace"
+    )
+    if any(step["type"] in ("NFD", "NFKD") for step in steps) and _has_marks(replaced):
+        raise Unsupported("its normalizer sorts marks and replaces one")
     normalize = _function(steps)
     forms = normal_forms(normalize, CHARACTERS)
+    _check_growth(CHARACTERS, forms)
     texts = [*_changed(CHARACTERS, forms)]
     places = {text: place for place, text in enumerate(texts, 1)}
     changed = [

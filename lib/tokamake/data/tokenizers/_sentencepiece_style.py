@@ -99,6 +99,8 @@ def _arguments(vocabulary: Vocabulary, *, shares_ranks: bool = False) -> dict[st
     singles, merges = byte_ids(vocabulary, BYTES), vocabulary.merges()
     if np.isin(merges[:, :2], singles).any():
         raise Unsupported("it merges bytes")
+    if vocabulary.id(MARK) is None:
+        raise Unsupported("its vocabulary lacks U+2581")
     characters = vocabulary.characters()
     model = BytePairs(singles, merges, characters=characters, shares_ranks=shares_ranks)
     return {"model": model, "joints": vocabulary.joints()}
