@@ -44,7 +44,7 @@ def test_a_layout_is_proved(config: Path, capfd: pytest.CaptureFixture[str]) -> 
 def test_a_wrong_gradient_fails_and_is_named(
     config: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (fault,) = [each for each in FAULTS if each.function is collectives.copy]
+    fault = next(each for each in FAULTS if each.function is collectives.copy)
     code = collectives.copy.__code__
     plant(fault)
     try:
