@@ -5,7 +5,7 @@
 namespace tokamake {
 
 Trie::Trie(std::vector<std::pair<std::string, uint32_t>> words) : nodes_(1), labels_(1, '\0') {
-  struct Range {  // of words that share their first `depth` bytes: those of a node
+  struct Range {  // the words of a node, which share their first `depth` bytes
     size_t begin, end, depth;
   };
   const auto by_text = [](const auto& a, const auto& b) { return a.first < b.first; };

@@ -23,7 +23,7 @@ def test_attention_holds_no_masks_with_a_kernel_for_documents(kind: str, expecte
 
 @pytest.mark.parametrize("check", ["can_use_flash_attention", "can_use_efficient_attention"])
 def test_torch_checks_whether_fused_attention_serves_tensors(check: str) -> None:
-    """It refuses those of a CPU."""
+    """It refuses tensors of a CPU."""
     tensors = [torch.zeros(1, 1, 32, 8)] * 3
     for kind in ("cpu", "cuda", "xpu"):
         allows = DEVICE_TYPES[kind].allows_attention

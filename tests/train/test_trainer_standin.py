@@ -113,12 +113,12 @@ def test_each_rank_waits_once_a_step_and_for_rows_of_experts(layouts: Any, name:
 
 
 WAITS_OF_DEEPSPEED = {0: 1, 1: 7, 2: 7, 3: 5}
-"""Waits of a step by stage: one of tokamake, the others in DeepSpeed's own step and norm."""
+"""Waits of a step by stage. One is in tokamake, the others are in DeepSpeed's step and norm."""
 
 
 @pytest.mark.parametrize("stage", WAITS_OF_DEEPSPEED)
 def test_waits_of_deepspeed(stage: int) -> None:
-    """`test_trainer_standin_stages.py` compares its numbers with those of the CPU."""
+    """Only waits: `test_trainer_standin_stages.py` compares numbers with a CPU."""
     (on_device,) = spawn(train_by_deepspeed, 1, stage)
     waits = on_device.costs.waits
     assert len(waits) == WAITS_OF_DEEPSPEED[stage], waits

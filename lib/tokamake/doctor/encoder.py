@@ -19,7 +19,7 @@ def check_encoder(tokenizer: Path) -> list[Result]:
     name = f"encoder of {tokenizer}"
     sources = sorted(Path(tokamake.__file__).parent.rglob("*.py"))
     texts = [path.read_text(encoding="utf-8") for path in sources]
-    # Other words than those of the sources: a cache that knows them would be too fast.
+    # Reversed text loads the encoder, but does not fill its cache with the words of the sources.
     others = [text[::-1] for text in texts]
     others *= 1 + _CHARACTERS // sum(map(len, texts))
     try:

@@ -77,7 +77,7 @@ def keep_ids(ids_BL: Tensor, array_BL: npt.NDArray[Any]) -> None:
     Masks of this very tensor then need not wait for the device.
 
     Args:
-        array_BL: the same ids; of ranks that share a sequence, those of the whole sequence.
+        array_BL: the same ids; whole sequences, even if ranks share them.
     """
     setattr(ids_BL, _IDS, array_BL)
 

@@ -1,9 +1,9 @@
 """Log of the bits that a rank computes, and of the bits that it receives from other ranks.
 
-An error of one rank reaches the others through collectives. The order in this log tells cause from
-consequence: in a second pass, a faulty rank computes other bits although it has received the same
-ones; its peers first receive other bits. So each exchange within a pass notes what a rank sends
-before, and what it receives after.
+An error of one rank reaches the others through collectives. The order of this log shows where it
+began: in a second pass, a faulty rank computes other bits although it has received the same ones;
+its peers first receive other bits. So each exchange within a pass notes what a rank sends before,
+and what it receives after.
 """
 
 from enum import Enum

@@ -28,9 +28,8 @@ TE = (
 )
 """Patterns of names in megatron.core's local layers, and the names in Transformer Engine's."""
 ALONE = ("gpt-exact", "deepseek_v2", "deepseek_v3", "gpt_oss")
-"""Cases of a single rank: one key and value head; projections to latent vectors, which local
-layers divide among ranks, and those of Transformer Engine do not; experts with biases, which
-megatron.core does not divide."""
+"""Cases of a single rank. gpt-exact has one key and value head. Local layers divide projections to
+latent vectors, but Transformer Engine's do not. megatron.core divides no experts with biases."""
 
 
 def write_cases(folder: Path, size: int) -> Path:
