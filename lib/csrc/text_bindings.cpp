@@ -98,7 +98,9 @@ UInt32Array rows_of(const std::vector<tokamake::Merges::Merge>& merges) {
 py::object model_spans(const py::bytes& definition) {
   tokamake::ModelSpans found;
   if (!tokamake::find_model(std::string_view(definition), found)) return py::none();
-  const auto span = [](tokamake::Span at) { return py::make_tuple(at.begin, at.end); };
+  const auto span = [](const tokamake::ModelSpans::Span& at) {
+    return py::make_tuple(at.begin, at.end);
+  };
   return py::make_tuple(span(found.vocab), span(found.merges), found.highest);
 }
 

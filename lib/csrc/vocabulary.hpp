@@ -13,12 +13,10 @@
 
 namespace tokamake {
 
-// Places in a text.
-struct Span {
-  size_t begin = 0, end = 0;
-};
-
 struct ModelSpans {
+  struct Span {  // places in a text
+    size_t begin = 0, end = 0;
+  };
   Span vocab, merges;
   uint32_t highest = 0;  // id of the vocabulary
 };
