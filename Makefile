@@ -18,7 +18,7 @@ export NO_MKDOCS_2_WARNING := 1
 # Container images often set it. Every process would then compile our modules again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install train demo test test-all faults test-fresh check docs format clean
+.PHONY: help install train demo test test-all compositions faults test-fresh check docs format clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/' | expand -t 12
@@ -55,7 +55,10 @@ test: install  ## test each module, kind of layout and format, the workflow and 
 	$(BIN)/pytest -n 4 --dist worksteal -m "not grid" $(PYTEST_ARGS)
 
 test-all: install  ## run every test: large grids of layouts, conversions and kills too
-	$(BIN)/pytest -n 4 --dist worksteal $(PYTEST_ARGS)
+	$(BIN)/pytest -n 4 --dist worksteal -m "not compositions" $(PYTEST_ARGS)
+
+compositions: install  ## prove random compositions with each pair of settings five times: an hour
+	$(BIN)/pytest -n 2 --dist worksteal -m compositions $(PYTEST_ARGS)
 
 faults: install  ## inject faults into stages, runs and workflows; count what survives (part of test-all)
 	$(BIN)/pytest -n 4 --dist worksteal -m fault $(PYTEST_ARGS)

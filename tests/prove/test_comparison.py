@@ -1,7 +1,8 @@
 """Random compositions of everything that decides a step train as one process does.
 
-`make test` proves 60 of them, which have each value of each axis; `make test-all` proves as many as
-have each pair of values five times.
+`make test` proves 60 of them, which have each value of each axis; `make test-all` proves 1,000 or
+more, which have each pair of values; `make compositions` proves as many as have each pair five
+times.
 """
 
 import pickle
@@ -49,25 +50,29 @@ from tokamake.runtime.ranks import Ranks
 SECTIONS = {"parallel", "optimizer", "dropout", "router", "objective"}
 """Sections of `train` whose settings are axes of their own."""
 SIXTY = 60
-PARTS = 50
-"""Parts in which `make test-all` proves its compositions: some minutes of one core each."""
+THOUSAND = 1000
+PARTS = {1: 20, TIMES: 60}
+"""Parts in which compositions with each pair once, or more often, are proved: a minute or two of
+one core each."""
+MARKS = {1: [pytest.mark.grid], TIMES: [pytest.mark.grid, pytest.mark.compositions]}
+"""For the times of each pair."""
 
 
-def made(factory: pytest.TempPathFactory, count: int | None) -> Drawing:
+def made(factory: pytest.TempPathFactory, least: int, times: int = 0) -> Drawing:
     """A drawing, which all workers of a run of pytest share."""
 
     def make(folder: Path) -> None:
-        (folder / "drawing").write_bytes(pickle.dumps(drawing(count)))
+        (folder / "drawing").write_bytes(pickle.dumps(drawing(least, times)))
 
-    path = made_once(factory, f"compositions-{count}", make) / "drawing"
+    path = made_once(factory, f"compositions-{least}-{times}", make) / "drawing"
     shared: Drawing = pickle.loads(path.read_bytes())
     return shared
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Drawing:
-    """Compositions with each pair of values."""
-    return made(tmp_path_factory, None)
+def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Drawing:
+    """Compositions with each pair of values some times."""
+    return made(tmp_path_factory, THOUSAND, request.param)
 
 
 @pytest.fixture(scope="module")
@@ -109,18 +114,28 @@ def test_compositions_train_as_one_process(
 
 
 @pytest.mark.ranks
-@pytest.mark.grid
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize(
+    ("whole", "part"),
+    [
+        pytest.param(times, slice(part, None, parts), marks=MARKS[times], id=f"{times}-{part}")
+        for times, parts in PARTS.items()
+        for part in range(parts)
+    ],
+    indirect=["whole"],
+)
 def test_each_composition_trains_as_one_process(
-    whole: Drawing, stratified: list[Composition], part: int
+    whole: Drawing, stratified: list[Composition], part: slice
 ) -> None:
     rest = [each for each in whole.drawn if each not in stratified]
-    of_size = sorted(rest, key=lambda each: each.world_size)
-    assert_proved(of_size[part * len(rest) // PARTS : (part + 1) * len(rest) // PARTS])
+    assert_proved(sorted(rest, key=lambda each: each.world_size)[part])
 
 
-@pytest.mark.grid
-def test_compositions_have_each_possible_pair_of_values_five_times(whole: Drawing) -> None:
+@pytest.mark.parametrize(
+    ("whole", "times"),
+    [pytest.param(times, times, marks=mark) for times, mark in MARKS.items()],
+    indirect=["whole"],
+)
+def test_compositions_have_each_possible_pair_of_values(whole: Drawing, times: int) -> None:
     """Each pair that tokamake does not refuse; prints counts by axis."""
     possible = {pair: n for pair, n in whole.counts.items() if pair not in whole.refused}
     by_axis: dict[str, list[int]] = {}
@@ -131,12 +146,12 @@ def test_compositions_have_each_possible_pair_of_values_five_times(whole: Drawin
     print(f"{len(possible):,} possible pairs, {len(whole.refused):,} refused")
     for axis, counts in sorted(by_axis.items()):
         print(f"{axis:50} {len(counts):6,} pairs, {min(counts):3} to {max(counts):4} times")
-    assert len(whole.drawn) >= 1000
+    assert len(whole.drawn) >= THOUSAND
     assert len(whole.refused) < 0.06 * len(whole.counts)  # a check that refuses more shows here
-    assert min(possible.values()) >= TIMES >= 5
+    assert min(possible.values()) >= times
     for number in (3, 4):
         for kinds in combinations(KINDS, number):
-            assert sum(together(kinds, each) for each in whole.drawn) >= TIMES
+            assert sum(together(kinds, each) for each in whole.drawn) >= times
     for pair, reason in whole.refused.items():
         assert not whole.counts[pair]
         assert ":" in reason, (pair, reason)  # the setting, and the reason; not the ranks here

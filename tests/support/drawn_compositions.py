@@ -14,7 +14,7 @@ from tests.support.composition_axes import EFFECTS, KINDS, learner_axes
 from tests.support.compositions import Composition, changed, known_plug_ins, learners
 
 TIMES = 5
-"""Compositions that are drawn for each pair."""
+"""Compositions that a whole drawing has for each pair."""
 USUAL_RANKS = (1, 2, 2, 2)
 """Most ranks of a composition, unless its pair needs more: each rank costs as much time."""
 _CONTEXTS = 40
@@ -79,8 +79,9 @@ class Drawing:
         self._generator.shuffle(order)
         # The first compositions, of which `make test` has some, have each two kinds of parallelism.
         order.sort(key=lambda pair: not all(axis.endswith("parallel_size") for axis, _ in pair))
-        self._missing = order
-        """Pairs that are needed, except refused ones."""
+        self._order = order
+        self._fewest = 0
+        """No pair that tokamake accepts is in fewer compositions."""
 
     def draw(self) -> Composition:
         """The next composition."""
@@ -88,20 +89,20 @@ class Drawing:
         self._add(composition)
         return composition
 
-    def complete(self) -> None:
-        """Draw until each pair is in `TIMES` compositions, except refused pairs.
+    def complete(self, times: int) -> None:
+        """Draw until each pair is in some compositions, except refused pairs.
 
         Then until each three and all four of `KINDS` are together in as many that do not divide
         experts: pairs with divided experts already need three.
         """
         while True:
-            base, kept = self._base()
+            base, kept = self._base(times)
             if not kept:
                 break
             self._add(self._filled(base, kept))
         for number in (4, 3):
             for kinds in combinations(KINDS, number):
-                while sum(map(partial(together, kinds), self.drawn)) < TIMES:
+                while sum(map(partial(together, kinds), self.drawn)) < times:
                     self._add_kinds(kinds)
 
     def _add_kinds(self, kinds: Iterable[str]) -> None:
@@ -122,15 +123,15 @@ class Drawing:
         for pair in pairs(composition.facts):
             self.counts[pair] += is_fp32 or any(axis in OF_16_BITS for axis, _ in pair)
 
-    def _base(self) -> tuple[Composition, dict[str, Any]]:
+    def _base(self, times: int = TIMES) -> tuple[Composition, dict[str, Any]]:
         """A composition with a missing pair, and the facts that must stay: none if none misses."""
-        counts = self.counts
-        self._missing = [
-            each for each in self._missing if counts[each] < TIMES and each not in self.refused
-        ]
-        for pair in sorted(self._missing, key=lambda each: counts[each]):
-            if placed := self._placed(pair):
-                return placed, dict(pair)
+        while self._fewest < times:
+            for pair in self._order:
+                if self.counts[pair] != self._fewest or pair in self.refused:
+                    continue
+                if placed := self._placed(pair):
+                    return placed, dict(pair)
+            self._fewest += 1
         family, objective = self._generator.choice(learners())
         return self._new(family, objective), {}
 
@@ -211,12 +212,11 @@ def _with_effect(composition: Composition, axis: str) -> Composition:
     return changed(composition, other, value)
 
 
-def drawing(count: int | None = None) -> Drawing:
-    """The first compositions; None: as many as have each pair `TIMES`."""
+def drawing(least: int, times: int = 0) -> Drawing:
+    """A number of compositions or more, as many as have each pair some times."""
     with known_plug_ins():
         made = Drawing()
-        for _ in range(count or 0):
+        made.complete(times)
+        while len(made.drawn) < least:
             made.draw()
-        if count is None:
-            made.complete()
     return made
