@@ -143,12 +143,9 @@ class Drawing:
         of_pair = learners_of_pairs()[pair]
         reason = ""
         for start in self._contexts(pair, of_pair):
-            for facts in (pair, pair[::-1]):
-                composition = start
-                for axis, value in facts:
-                    if axis not in ("family", "objective"):
-                        composition = _with_effect(composition, axis)
-                        composition = changed(composition, axis, value)
+            first, second = _with(pair, start), _with(pair[::-1], start)
+            # The order matters if one value brings others with it.
+            for composition in (first,) if first == second else (first, second):
                 if dict(pair).items() <= composition.facts.items():
                     if not (refusal := composition.refusal):
                         return composition
@@ -201,6 +198,14 @@ class Drawing:
         others = decided.items()
         ordered = ((fact, each) if fact[0] < each[0] else (each, fact) for each in others)
         return sum(max(0, TIMES - counts.get(pair, TIMES)) for pair in ordered)
+
+
+def _with(facts: Iterable[Fact], composition: Composition) -> Composition:
+    """The composition with some values, and with those that give them an effect."""
+    for axis, value in facts:
+        if axis not in ("family", "objective"):
+            composition = changed(_with_effect(composition, axis), axis, value)
+    return composition
 
 
 def _with_effect(composition: Composition, axis: str) -> Composition:
