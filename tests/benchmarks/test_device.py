@@ -20,7 +20,7 @@ from benchmarks.device import (
     two_processes,
 )
 from benchmarks.device_bench import LARGE, TINY, Bench, Failure, LeftOut
-from tests.support import standin_device
+from tests.support import standin_kernels, standin_use
 from tests.support.paths import ROOT
 from tests.support.ranks import spawn
 
@@ -233,11 +233,11 @@ def test_memory_of_each_case_is_held_against_its_estimate(
 
 
 def found_standin() -> Any:
-    standin_device.use()
+    standin_use.use()
     return device.find_device(None)
 
 
 def test_an_accelerator_of_any_type_is_found() -> None:
     (found,) = spawn(found_standin, 1)
-    assert found["kind"] == found["name"] == standin_device.NAME
+    assert found["kind"] == found["name"] == standin_kernels.NAME
     assert found["memory_bytes"] == 2**34

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import plug_ins, standin_device
+from tests.support import plug_ins, standin_use
 from tests.support.composition_axes import (
     FAMILIES,
     KINDS,
@@ -310,7 +310,7 @@ def test_a_proof_on_an_accelerator_adds_up_nothing_on_the_host() -> None:
 
 
 def prove_on_stand_in() -> tuple[list[str], list[str]]:
-    device = standin_device.use()
+    device = standin_use.use()
     run = Composition("llama", "causal", {}, 3).run()
     with counted() as costs:
         found = differences(run, Ranks(0, 1, 0, 1), device=device)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from tests.support import standin_device
+from tests.support import standin_use
 from tests.support.composition_axes import axes
 from tests.support.compositions import Composition, learners
 from tests.support.layouts import laid_out
@@ -75,10 +75,7 @@ class Trained(NamedTuple):
 
 
 def train(run: Run, device: torch.device) -> Trained:
-    rank, size = dist.get_rank(), dist.get_world_size()
-    engine = plugins.load("train/backends", run.train.backend).Engine(
-        with_precision(run, device), Ranks(rank, size, rank, size), device=device
-    )
+    engine = engine_of(run, device)
     objective, mesh = engine.stages.objective, engine.mesh
 
     def validate() -> float:
@@ -97,6 +94,13 @@ def train(run: Run, device: torch.device) -> Trained:
     return Trained(numbers, costs, (bytes_after[-2], bytes_after[-1]))
 
 
+def engine_of(run: Run, device: torch.device) -> Any:
+    rank, size = dist.get_rank(), dist.get_world_size()
+    ranks = Ranks(rank, size, rank, size)
+    backend = plugins.load("train/backends", run.train.backend)
+    return backend.Engine(with_precision(run, device), ranks, device=device)
+
+
 def waits_of_experts(run: Run) -> int:
     """Waits of a step for numbers of rows, which the host must know.
 
@@ -113,7 +117,7 @@ def waits_of_experts(run: Run) -> int:
 
 def train_on_both() -> dict[str, tuple[Trained, Trained]]:
     """Train each run on the CPU and on the stand-in."""
-    device = standin_device.use()
+    device = standin_use.use()
     return {
         name: (train(run, CPU), train(run, device))
         for name, run in ((name, one_rank(name)) for name in RUNS)
@@ -135,7 +139,7 @@ PASSES: dict[str, Values] = {
 
 def train_with_passes() -> dict[str, tuple[Trained, Trained]]:
     """Train the runs of `PASSES` on both."""
-    device = standin_device.use()
+    device = standin_use.use()
     trained = {}
     for name, values in PASSES.items():
         run = Composition("llama", "causal", {"optimizer.name": "sophia_g", **values}, 5).run()
@@ -178,7 +182,7 @@ def layout(name: str) -> Run:
 
 def train_layouts() -> dict[str, tuple[Trained, Trained]]:
     """Train each layout on CPUs and on stand-ins; all ranks call it."""
-    device = standin_device.use()
+    device = standin_use.use()
     runs = {name: layout(name) for name in LAYOUTS}
     return {name: (train(run, CPU), train(run, device)) for name, run in runs.items()}
 
@@ -186,6 +190,6 @@ def train_layouts() -> dict[str, tuple[Trained, Trained]]:
 def train_by_deepspeed(stage: int) -> Trained:
     """Train a causal Llama by DeepSpeed, whose accelerator is one for the whole process."""
     os.environ["LOCAL_RANK"] = "0"
-    device = standin_device.use_with_deepspeed()
+    device = standin_use.use_with_deepspeed()
     values = {"backend": "deepspeed", "zero_stage": stage}
     return train(Composition("llama", "causal", values, seed=5).run(), device)

@@ -5,12 +5,13 @@ is trained here.
 """
 
 import ast
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from tests.support import standin_device
+from tests.support import standin_device, standin_use
 from tests.support.paths import MODULES, PACKAGE
 from tests.support.ranks import spawn
 from tests.support.standin_costs import counted
@@ -19,6 +20,7 @@ from tests.support.standin_training import (
     PASSES,
     RUNS,
     Trained,
+    engine_of,
     layout,
     one_rank,
     train_by_deepspeed,
@@ -30,6 +32,7 @@ from tests.support.standin_training import (
 from tokamake.runtime.device import device_memory
 from tokamake.runtime.device_types import DEVICE_TYPES
 from tokamake.runtime.ranks import Ranks
+from tokamake.train.random_state import random_state, seed_all, set_random_state
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +93,7 @@ def test_an_extra_pass_waits_once(passes: Any, run: str) -> None:
     assert_close(on_device, on_cpu)
     assert len(on_device.costs.waits) == 2, on_device.costs.waits
     assert not on_device.costs.copies["unpinned"]
+    assert not on_device.costs.of_host
 
 
 # ---- Several ranks, and DeepSpeed ----
@@ -123,6 +127,7 @@ def test_waits_of_deepspeed(stage: int) -> None:
     waits = on_device.costs.waits
     assert len(waits) == WAITS_OF_DEEPSPEED[stage], waits
     assert sum("backends/deepspeed.py" not in each for each in waits) == 1, waits
+    assert not on_device.costs.of_host
 
 
 # ---- Branches by type of device: the table of the library, and the entry of the stand-in ----
@@ -143,7 +148,7 @@ PLAYED = {
 
 
 def test_entries_of_the_table_that_the_stand_in_cannot_reach_are_listed() -> None:
-    cpu, own = DEVICE_TYPES["cpu"], standin_device.DEVICE_TYPE
+    cpu, own = DEVICE_TYPES["cpu"], standin_use.DEVICE_TYPE
     kinds = [each for name, each in DEVICE_TYPES.items() if name != "cpu"]
     found: dict[str, set[str]] = {"unreached": set(), "played": set()}
     for name in own._fields:
@@ -206,11 +211,56 @@ def refusals_and_costs() -> None:
     assert [each.partition(" ")[0] for each in costs.of_host] == ["ones", "ones"]
 
 
+def random_numbers() -> None:
+    """Code that seeds, saves or restores the CPU's generator alone changes nothing here."""
+    device = standin_use.use()
+
+    def drawn() -> list[float]:
+        numbers = [*torch.rand(2, device=device), torch.zeros((), device=device).normal_()]
+        return [each.item() for each in numbers]
+
+    seed_all(7)
+    of_host = torch.get_rng_state()
+    first = drawn()
+    assert torch.equal(torch.get_rng_state(), of_host)
+    state = random_state()
+    second = drawn()
+    assert second != first
+    torch.set_rng_state(of_host)
+    assert drawn() not in (first, second)
+    set_random_state(state)
+    assert drawn() == second
+    seed_all(7)
+    assert drawn() == first
+    with pytest.raises(RuntimeError, match="Expected a 'standin' device type for generator"):
+        torch.rand(2, device=device, generator=torch.Generator())
+
+
+def continued(folder: Path) -> None:
+    """A checkpoint has the state of the device's generator."""
+    device = standin_use.use()
+    engine = engine_of(one_rank("llama causal, bf16"), device)
+    torch.rand(3, device=device)
+    engine.save(folder, {"iteration": 1, "consumed_samples": 8, "consumed_tokens": 64}).wait()
+    drawn = torch.rand(3, device=device).tolist()
+    assert torch.rand(3, device=device).tolist() != drawn
+    engine.load(folder)
+    assert torch.rand(3, device=device).tolist() == drawn
+
+
 def facts() -> None:
-    device = standin_device.use()
+    device = standin_use.use()
     assert device_memory(device, Ranks(0, 1, 0, 1)) == 2**34
     assert DEVICE_TYPES[device.type].identity(device).startswith("standin of process ")
 
 
 def test_the_stand_in_refuses_and_counts_as_cuda_does() -> None:
     spawn(refusals_and_costs, 1)
+
+
+def test_the_stand_in_has_a_random_generator_of_its_own() -> None:
+    spawn(random_numbers, 1)
+
+
+def test_a_checkpoint_has_the_random_state_of_the_device(tmp_path: Path) -> None:
+    spawn(continued, 1, tmp_path / "saved")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from tests.support import finetunes, native_weights, question_files, standin_device
+from tests.support import finetunes, native_weights, question_files, standin_use
 from tests.support.finetunes import run_here
 from tests.support.llamas import write_confident
 from tests.support.ranks import spawn
@@ -48,7 +48,7 @@ def stages(folder: Path, sampled: Path, *, on_device: bool) -> dict[str, Results
     folder.mkdir()
     os.environ["LOCAL_RANK"] = "0"  # for DeepSpeed
     if on_device:
-        standin_device.use_with_deepspeed()
+        standin_use.use_with_deepspeed()
     prepare(folder)
     runs = {name: trained(folder, name, settings) for name, settings in RUNS.items()}
     tuned = {name: finetuned(folder / name, TASKS[name]) for name in TASKS}

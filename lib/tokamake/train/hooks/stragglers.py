@@ -28,6 +28,8 @@ _LOOK_SECONDS = 30.0
 """Time between two matrix products, and between two writes of the file."""
 _PRODUCTS = 3
 """The fastest one counts."""
+_SIZE = 2048
+"""Rows of the matrices of a product on an accelerator."""
 _SLOW_PRODUCT = 1.5
 """A device is slow if it takes this many times the median."""
 _SLOW_READING = 0.1
@@ -52,6 +54,7 @@ class Stragglers(Hook):
         self._path, self._hosts, self._rank, self._device = output / FILE, hosts, rank, device
         self._product, self._measured_at, self._written_at = 0.0, -_LOOK_SECONDS, -_LOOK_SECONDS
         self._steps, self._reading, self._seconds = 0, 0.0, 0.0
+        self._times: torch.Tensor | None = None
         self._suspects: set[int] = set()
         self._named: set[int] = set()
 
@@ -69,7 +72,7 @@ class Stragglers(Hook):
         self._steps, self._reading, self._seconds = 0, 0.0, 0.0
 
     def look(self, step: int, *, reading: float, step_seconds: float) -> list[str]:
-        """Compare the ranks.
+        """Compare the ranks by their times at the last look.
 
         A rank is named once it was slow two times in a row, and again once it was fast between.
 
@@ -82,8 +85,8 @@ class Stragglers(Hook):
         now = time.monotonic()
         if now - self._measured_at >= _LOOK_SECONDS:
             self._product, self._measured_at = product_seconds(self._device), now
-        times = self._gather(RankTimes(reading, self._product))
-        if self._rank:
+        times = self._exchange(RankTimes(reading, self._product))
+        if self._rank or not times:
             return []
         reasons = slow_ranks(times, step_seconds)
         slow = self._suspects & reasons.keys()
@@ -94,16 +97,26 @@ class Stragglers(Hook):
             self._written_at = now
         return [f"rank {rank} on {self._hosts[rank]} is slow: {reasons[rank]}" for rank in new]
 
-    def _gather(self, own: RankTimes) -> list[RankTimes]:
+    def _exchange(self, own: RankTimes) -> list[RankTimes]:
+        """Gather the times of all ranks; return those of the last call, none at the first one.
+
+        To read the times of this call, the host would have to wait for the device. The copy of the
+        last ones has ended: each step waits for its loss.
+        """
         import numpy as np
         import torch
         import torch.distributed as dist
 
         from tokamake.train.batch import to_device
 
-        gathered = [torch.zeros(2, device=self._device) for _ in self._hosts]
-        dist.all_gather(gathered, to_device(np.array(own, np.float32), self._device))
-        return [RankTimes(*row) for row in torch.stack(gathered).tolist()]
+        last = [] if self._times is None else [RankTimes(*row) for row in self._times.tolist()]
+        of_ranks = torch.zeros((len(self._hosts), 2), device=self._device)
+        dist.all_gather([*of_ranks], to_device(np.array(own, np.float32), self._device))
+        if self._times is None:
+            times = torch.zeros(of_ranks.shape)
+            self._times = times if self._device.type == "cpu" else times.pin_memory()
+        self._times.copy_(of_ranks, non_blocking=True)
+        return last
 
     def _write(self, step: int, times: list[RankTimes], *, slow: dict[int, str]) -> None:
         rows: list[dict[str, Any]] = [
@@ -153,7 +166,7 @@ def product_seconds(device: "torch.device") -> float:
     """Seconds of a small matrix product on a device."""
     import torch
 
-    size, dtype = (256, torch.float32) if device.type == "cpu" else (2048, torch.bfloat16)
+    size, dtype = (256, torch.float32) if device.type == "cpu" else (_SIZE, torch.bfloat16)
     matrix = torch.ones(size, size, dtype=dtype, device=device)
     seconds = []
     for _ in range(_PRODUCTS):
