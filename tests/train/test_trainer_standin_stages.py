@@ -8,6 +8,7 @@ import json
 import os
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from torch import Tensor
@@ -17,13 +18,17 @@ from tests.support.finetunes import run_here
 from tests.support.llamas import write_confident
 from tests.support.ranks import spawn
 from tests.support.runs import losses, make_run, prepare, train_here, weights
+from tests.support.standin_costs import Costs, counted
 from tokamake import plugins
 from tokamake.checkpoint.detect import open_any
 from tokamake.evaluate.evaluate import evaluate
 from tokamake.generate.generate import Ends, generate
 from tokamake.inference.sampling_settings import BeamSettings, Sampling
+from tokamake.train.hooks import stragglers
 from tokamake.train.objectives._base import KIND, objective_class
 from tokamake.train.objectives._tasks import TaskObjective
+from tokamake.train.step_result import StepResult
+from tokamake.train.trainer import Trainer
 
 RUNS: dict[str, dict[str, Any]] = {
     "native": {},
@@ -137,3 +142,42 @@ def assert_close(values: Any, expected: Any) -> None:
 def test_each_objective_of_tasks_is_finetuned() -> None:
     names = plugins.names(KIND)
     assert {name for name in names if issubclass(objective_class(name), TaskObjective)} == {*TASKS}
+
+
+LOOP = {
+    "log_interval": 2,
+    "log_layer_norms": True,
+    "evaluation_interval": 100,
+    "save_interval": 100,
+    "on_bad_step": {"spike": "journal"},
+}
+"""Settings of a run whose steps are steady: hooks and the guard look at them, nothing is saved."""
+
+
+def steps_of_the_loop(folder: Path) -> list[Costs]:
+    """Costs of the steps of the trainer's whole loop."""
+    standin_use.use()
+    prepare(folder)
+    config, costs = make_run(folder, "loop", **SHORT | LOOP | {"train_steps": 7}), list[Costs]()
+    stragglers._LOOK_SECONDS = 1e9  # the device's product is timed once
+
+    def counted_step(trainer: Trainer) -> StepResult | None:
+        with counted() as of_step:
+            result = step(trainer)
+        costs.append(of_step)
+        return result
+
+    step = Trainer.step
+    with patch.object(Trainer, "step", counted_step):
+        assert train_here(config) == 0
+    return costs
+
+
+def test_a_steady_step_of_the_loop_waits_once(tmp_path: Path) -> None:
+    """With all hooks, where a record is due, too."""
+    (costs,) = spawn(steps_of_the_loop, 1, tmp_path)
+    assert len(costs) == 7
+    for of_step in costs[1:]:
+        assert len(of_step.waits) == 1, of_step.waits
+        assert not of_step.copies["unpinned"]
+        assert not of_step.of_host
