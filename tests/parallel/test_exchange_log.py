@@ -72,6 +72,18 @@ def test_hooks_of_gradients_end_with_a_log() -> None:
         assert log.take() == [(COMPUTED, hashes[0]), (RECEIVED, hashes[1])]
 
 
+def test_passes_that_fail_leave_no_entries_and_no_hooks() -> None:
+    log, x = ExchangeLog(), torch.ones(2, requires_grad=True)
+    with pytest.raises(RuntimeError, match="out of memory"), log.on():
+        log.computed(x)
+        log.gradient_computed(x)
+        raise RuntimeError("out of memory")
+    assert not log.is_on
+    with log.on():
+        (x * 2).sum().backward()
+        assert log.take() == []
+
+
 @pytest.mark.parametrize(
     ("other", "expected"),
     [

@@ -6,6 +6,8 @@ its peers first receive other bits. So each exchange within a pass notes what a 
 and what it receives after.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from itertools import zip_longest
 from typing import Any
@@ -34,6 +36,22 @@ class ExchangeLog:
         self._entries: list[tuple[BitOrigin, Tensor]] = []
         self._hooks: list[Any] = []
 
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Note exchanges; at the end, forget entries that nobody has taken: passes may fail."""
+        self.is_on = True
+        try:
+            yield
+        finally:
+            self.is_on = False
+            self._remove_hooks()
+            self._entries.clear()
+
+    def _remove_hooks(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
     def computed(self, *tensors: Tensor) -> None:
         """Note tensors that this rank has computed from what it has received so far."""
         self._note(BitOrigin.COMPUTED, tensors)
@@ -57,9 +75,7 @@ class ExchangeLog:
 
     def take(self) -> list[tuple[BitOrigin, int]]:
         """Kind and hash of each entry since the last call, in the order of time."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+        self._remove_hooks()
         entries, self._entries = self._entries, []
         hashes = torch.stack([each for _, each in entries]).tolist() if entries else []
         return [(kind, value) for (kind, _), value in zip(entries, hashes, strict=True)]

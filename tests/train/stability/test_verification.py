@@ -14,9 +14,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.support import standin_use
 from tests.support.composition_axes import KINDS, Values
 from tests.support.compositions import Composition
 from tests.support.ranks import spawn
+from tests.support.standin_costs import counted
 from tokamake import errors, plugins
 from tokamake.config.parallel import INTERLEAVED
 from tokamake.errors import TemporaryError, UserError
@@ -79,13 +81,13 @@ GRID: dict[str, tuple[str, Values]] = {
 }
 
 
-def engine_of(family: str, values: Values) -> Any:
+def engine_of(family: str, values: Values, device: torch.device = CPU) -> Any:
     objective = "ict" if family == "biencoder" else "causal"
-    run = with_precision(Composition(family, objective, values, 1).run(), CPU)
+    run = with_precision(Composition(family, objective, values, 1).run(), device)
     rank, size = dist.get_rank(), dist.get_world_size()
     os.environ["LOCAL_RANK"] = str(rank)  # for DeepSpeed
     backend = plugins.load("train/backends", run.train.backend)
-    return backend.Engine(run, Ranks(rank, size, rank, size), device=CPU)
+    return backend.Engine(run, Ranks(rank, size, rank, size), device=device)
 
 
 def step_of(engine: Any) -> tuple[list[Any], SampleIds]:
@@ -273,6 +275,34 @@ def test_an_error_of_a_link_accuses_no_host(
         "in the second of two equal passes, and no rank had computed other bits before"
     )
     assert not (tmp_path / "faulty").exists()
+
+
+def found_on_device(faulty: Path) -> list[str]:
+    """Errors of checks on an accelerator, in which rank 1 flips a bit but the first and last."""
+    os.environ[errors.FAULTY_HOSTS_VARIABLE] = str(faulty)
+    engine = engine_of("llama", DATA | {"zero_stage": 3}, standin_use.use())
+    with counted() as costs:
+        texts = [check(engine, 1)]
+    assert len(costs.waits) == 2, costs.waits  # for the hashes of each pass
+    module = products(engine)[-1]
+    for kind in ("output", "gradient", "weight"):
+        is_faulty = dist.get_rank() == 1
+        with flip(engine, module, kind, call=1) if is_faulty else nullcontext():
+            texts.append(check(engine, 3))
+    return [*texts, check(engine, 2)]
+
+
+@pytest.mark.ranks
+@pytest.mark.fault("flipped bit")
+def test_a_flipped_bit_on_an_accelerator_names_the_host(tmp_path: Path) -> None:
+    """A stand-in plays the device."""
+    first, second = spawn(found_on_device, 2, tmp_path / "faulty")
+    assert first == second
+    begin, *seen, end = first
+    assert begin == end == ""
+    for text in seen:
+        assert "verify_interval: rank 1 on host1 computed other bits from the same micro" in text
+    assert (tmp_path / "faulty").read_text().split() == ["host1"] * len(seen)
 
 
 def test_accelerators_need_deterministic_kernels() -> None:

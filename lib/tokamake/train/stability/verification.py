@@ -104,9 +104,7 @@ def _logged(
     from torch.distributed.fsdp import FSDPModule
 
     set_random_state(state)
-    with ExitStack() as hooks:
-        log.is_on = True
-        hooks.callback(setattr, log, "is_on", False)
+    with ExitStack() as hooks, log.on():
         log.computed(*weights)
         for module in modules:
             for part, parameters in _used_parameters(module).items():
@@ -118,7 +116,7 @@ def _logged(
                 for parameter in parameters:
                     log.gradient_computed(parameter)
         log.computed(passes())
-    return log.take()
+        return log.take()
 
 
 def _note_gathered(_: nn.Module, __: Any, *, parameters: list[Tensor], log: ExchangeLog) -> None:
