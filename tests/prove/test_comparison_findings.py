@@ -12,6 +12,7 @@ from tests.support.composition_axes import Values
 from tests.support.compositions import Composition
 from tests.support.paths import ROOT
 from tests.support.proved_compositions import assert_proved
+from tests.support.wrong_factors import FAULTS
 
 PAGE = ROOT / "docs/explanation/silent-errors.md"
 HERE = "tests/prove/test_comparison_findings.py::test_findings_of_other_trainers"
@@ -74,6 +75,10 @@ FINDINGS: dict[str, list[Composition]] = {
         for method in ("ring", "ulysses")
     ],
     "norms_in_sequence_parallel": [composition(SEQUENCE), composition(SEQUENCE, "gpt")],
+    "cross_attention_in_sequence_parallel": [
+        composition(SEQUENCE | DATA, "t5", "span_corruption"),
+        composition(SEQUENCE | DATA, "retro", "retro"),
+    ],
     "norms_of_heads_without_sequence_parallel": [
         composition(TENSOR, "qwen3"),
         composition(TENSOR | {"architecture.num_key_value_heads": 1}, "qwen3"),
@@ -109,12 +114,18 @@ def test_findings_of_other_trainers(name: str) -> None:
     assert_proved(FINDINGS[name])
 
 
+CASES = {HERE: FINDINGS, "tests/prove/test_comparison.py::test_a_wrong_factor_is_found": FAULTS}
+"""Names of the cases of tests that the page names."""
+
+
 def test_the_page_names_each_test() -> None:
-    named = re.findall(r"`(tests/\S+)`", PAGE.read_text(encoding="utf-8"))
+    page = PAGE.read_text(encoding="utf-8")
+    assert f"{len(FAULTS)} wrong factors, planted one by one" in page
+    named = re.findall(r"`(tests/\S+)`", page)
     assert {*named} >= {f"{HERE}[{name}]" for name in FINDINGS}
     for each in named:
-        path, _, test = each.partition("::")
+        test, _, case = each.partition("[")
+        path, _, function = test.partition("::")
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-        function, _, case = test.partition("[")
         assert function in {each.name for each in tree.body if isinstance(each, ast.FunctionDef)}
-        assert not case or case.removesuffix("]") in FINDINGS
+        assert not case or case.removesuffix("]") in CASES[test], each

@@ -1,12 +1,18 @@
 """`tokamake prove` starts ranks, says what it has proved, and fails if a gradient is wrong."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import yaml
 
+from tests.support import proved_compositions
+from tests.support.compositions import Composition
 from tests.support.layouts import parallel
 from tests.support.planted_faults import plant
+from tests.support.proved_compositions import assert_proved, prove_all
 from tests.support.runs import make_run, prepare
 from tests.support.wrong_factors import FAULTS
 from tokamake.cli import make_app
@@ -16,6 +22,7 @@ from tokamake.prove.prove import prove
 
 pytestmark = pytest.mark.ranks
 
+FAULT = "copied_gradient_not_added"
 CONFIG = """\
 run: planned
 model: {architecture: config/models/tiny-gpt.yaml}
@@ -41,22 +48,57 @@ def test_a_layout_is_proved(config: Path, capfd: pytest.CaptureFixture[str]) -> 
     )
 
 
+@contextmanager
+def planted_here() -> Iterator[None]:
+    """Plant a fault in this process, and in those that it forks."""
+    code = collectives.copy.__code__
+    plant(FAULTS[FAULT])
+    try:
+        yield
+    finally:
+        collectives.copy.__code__ = code
+
+
 def test_a_wrong_gradient_fails_and_is_named(
     config: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    fault = next(each for each in FAULTS if each.function is collectives.copy)
-    code = collectives.copy.__code__
-    plant(fault)
-    try:
-        with pytest.raises(SystemExit, match="1"):
-            prove(config=config)
-    finally:
-        collectives.copy.__code__ = code
+    with planted_here(), pytest.raises(SystemExit, match="1"):
+        prove(config=config)
     out = capfd.readouterr().out
     assert out.startswith("NOT proved: wide: tensor 2")
     assert re.search(r"fp32: gradient norm of step 1: \S+, expected \S+ \(\S+ times\)", out)
     assert re.search(r"gradients of step 1: model.*weight: differs by \S+ of its norm", out)
     assert out.endswith("Report these lines with the config, and use another layout until then.\n")
+
+
+def prove_all_wrongly(compositions: list[Composition]) -> list[list[str]]:
+    plant(FAULTS[FAULT])
+    return prove_all(compositions)
+
+
+def test_a_wrong_factor_is_shown_in_its_smallest_form_with_a_config_that_fails(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smallest = FAULTS[FAULT].shown_by
+    needless = {"optimizer.name": "sgd", "dropout.hidden": 0.1, "num_micro_batches": 1}
+    drawn = smallest._replace(values=needless | smallest.values)
+    monkeypatch.setattr(proved_compositions, "prove_all", prove_all_wrongly)
+    with pytest.raises(pytest.fail.Exception) as failed:
+        assert_proved([drawn])
+    text, _, config = str(failed.value).partition("\nrun.yaml for `tokamake prove`:\n")
+    begin = "1 compositions fail; the smallest form of one:\n"
+    shown, line = text.removeprefix(begin).rstrip("\n").rsplit("\n", 1)
+    assert yaml.safe_load(shown) == {
+        "family": "llama",
+        "objective": "causal",
+        "parallel.tensor_parallel_size": 2,
+        "seed": smallest.seed,
+    }
+    (tmp_path / "run.yaml").write_text(config)
+    capfd.readouterr()
+    with planted_here(), pytest.raises(SystemExit, match="1"):
+        prove(config=tmp_path / "run.yaml")
+    assert line.partition(", expected")[0].split(": ")[0] in capfd.readouterr().out
 
 
 def test_a_config_is_proved_before_its_data_exist(
