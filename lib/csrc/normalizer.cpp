@@ -133,13 +133,17 @@ std::string_view Normalizer::normalize_word(std::string_view word, bool& is_know
   is_known = true;
   if (marks_.empty()) return normalize(word);
   const char* const end = word.data() + word.size();
-  const char* at = word.data();
-  bool is_marked = false;
-  while (at < end && !is_marked) is_marked = marks_[next_code_point(at)] != 0;
-  if (!is_marked) return word;
-  const auto* const known = find(word);
-  is_known = known != nullptr;
-  return is_known ? std::string_view(*known) : word;
+  uint8_t marks = 0;
+  for (const char* at = word.data(); at < end;) marks |= marks_[next_code_point(at)];
+  if (marks == 0) return word;
+  if (marks & kWholeWord) {
+    const auto* const known = find(word);
+    is_known = known != nullptr;
+    return is_known ? std::string_view(*known) : word;
+  }
+  const std::string_view normalized = replace_clusters(word, second_);
+  is_known = unknown_.empty();
+  return normalized;
 }
 
 std::string_view Normalizer::replace_clusters(std::string_view text, std::string& buffer) {

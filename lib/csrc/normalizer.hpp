@@ -47,14 +47,16 @@ class CharacterMap {
 // and no cluster depends on text around it.
 class Normalizer {
  public:
+  static constexpr uint8_t kWholeWord = 2;  // a mark: the word around is one cluster
+
   // `marks` has a byte for each code point from 0 to 0x10FFFF, and is empty if nothing is marked.
   Normalizer(CharacterMap before, std::vector<uint8_t> marks, CharacterMap after);
 
   // Returns the normalized text, valid until the next call. Notes unknown clusters.
   std::string_view normalize(std::string_view text);
 
-  // The same for a word that no other word changes. If anything is marked, maps are not used: a
-  // word with marked characters is one cluster. Sets `is_known` to whether it is known.
+  // The same for a word that no other word changes. If anything is marked, maps are not used. Sets
+  // `is_known` to whether all clusters are known.
   std::string_view normalize_word(std::string_view word, bool& is_known);
 
   // Throws if the normalized text is longer than `room_for` expects.

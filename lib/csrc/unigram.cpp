@@ -1,6 +1,8 @@
 #include "unigram.hpp"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
 #include <limits>
 #include <stdexcept>
 
@@ -12,6 +14,7 @@ namespace {
 
 constexpr std::string_view kMark = "\u2581";
 constexpr double kPenalty = 10;  // of an unknown character, below the lowest score
+constexpr double kNever = -std::numeric_limits<double>::infinity();
 
 std::vector<std::pair<std::string, uint32_t>> numbered(const Unigram::Pieces& pieces) {
   std::vector<std::pair<std::string, uint32_t>> words;
@@ -41,12 +44,27 @@ Unigram::Unigram(const Pieces& pieces, std::optional<uint32_t> unknown, std::vec
     if (!text.empty() && words_.find(text) == nullptr)
       words_.add(text, {static_cast<uint32_t>(number)});
   }
-  for (const auto& piece : pieces) scores_.push_back(piece.second);
+  scores_.push_back(kNever);
+  for (const auto& piece : pieces) {
+    if (!std::isfinite(piece.second)) throw std::invalid_argument("a score is not finite");
+    scores_.push_back(piece.second);
+  }
   unknown_score_ = lowest - kPenalty;
 }
 
 std::string Unigram::marked(std::string_view text) const {
   std::string result;
+  result.reserve(text.size() + kMark.size());
+  const bool is_spaced = text.substr(0, 1) == " ";
+  const std::string_view rest = text.substr(is_spaced);
+  const auto is_plain = [&](char c) {
+    return static_cast<uint8_t>(c - 0x21) < 0x5F &&
+           (spaces_.empty() || !spaces_[static_cast<uint8_t>(c)]);
+  };
+  if (!rest.empty() && std::all_of(rest.begin(), rest.end(), is_plain)) {
+    if (is_spaced || marks_ == Marks::kWords) result.append(kMark);
+    return result.append(rest);
+  }
   const char* const end = text.data() + text.size();
   bool begins = marks_ == Marks::kWords;  // whether the next character begins a word
   for (const char* at = text.data(); at < end;) {
@@ -78,12 +96,17 @@ void Unigram::encode(std::string_view text, std::vector<uint32_t>& ids) const {
 }
 
 void Unigram::encode_word(std::string_view word, std::vector<uint32_t>& ids) const {
-  struct Best {  // piece that ends here
-    double score = 0;
-    size_t begin = SIZE_MAX;
-    uint32_t id = 0;
+  struct Piece {  // the best one that ends at a place, later the chosen one that begins there
+    double score;
+    uint32_t other, id;  // `other` is its other end
   };
-  std::vector<Best> best(word.size() + 1);
+  if (word.size() > UINT32_MAX) throw std::length_error("a word has 4 GB or more");
+  std::array<Piece, 256> few;
+  std::vector<Piece> many;  // of a long word
+  if (word.size() >= few.size()) many.resize(word.size() + 1);
+  Piece* const best = many.empty() ? few.data() : many.data();
+  std::fill_n(best, word.size() + 1, Piece{kNever, 0, 0});
+  best[0].score = 0;
   size_t size = 0;  // of the character
   for (size_t begin = 0; begin < word.size(); begin += size) {
     size = 1;
@@ -91,33 +114,35 @@ void Unigram::encode_word(std::string_view word, std::vector<uint32_t>& ids) con
            (word[begin + size] & 0xC0) == 0x80)
       ++size;
     bool has_character = false;
-    const auto offer = [&](size_t end, double score, uint32_t id) {
-      Best& known = best[end];
-      score += best[begin].score;
-      if (known.begin == SIZE_MAX || score > known.score) known = {score, begin, id};
+    const double before = best[begin].score;
+    const auto offer = [&](size_t piece, double score, uint32_t id) {
+      Piece& known = best[begin + piece];
+      const Piece offered = {before + score, static_cast<uint32_t>(begin), id};
+      known = offered.score > known.score ? offered : known;  // without branches
     };
-    trie_.each_prefix(word.substr(begin), [&](size_t piece, uint32_t id) {
-      offer(begin + piece, scores_[id], id);
-      has_character = has_character || piece == size;
+    trie_.each_beginning(word.substr(begin), [&](size_t piece, uint32_t number) {
+      offer(piece, scores_[number], number - 1);
+      has_character |= piece == size && number != 0;
     });
     if (has_character) continue;
     if (!unknown_) throw std::invalid_argument("a character is no piece");
-    offer(begin + size, unknown_score_, *unknown_);
+    offer(size, unknown_score_, *unknown_);
   }
-  std::vector<std::pair<std::string_view, uint32_t>> pieces;
-  for (size_t end = word.size(); end > 0;) {
-    const Best& last = best[end];
-    size_t begin = last.begin;
-    while (unknown_ && last.id == *unknown_ && begin > 0 && best[begin].id == *unknown_)
-      begin = best[begin].begin;  // adjacent unknown pieces are one
-    pieces.emplace_back(word.substr(begin, end - begin), last.id);
+  const auto is_unknown = [&](const Piece& piece) { return unknown_ && piece.id == *unknown_; };
+  auto end = static_cast<uint32_t>(word.size());
+  for (Piece last = best[end]; end > 0;) {
+    uint32_t begin = last.other;
+    while (is_unknown(last) && begin > 0 && is_unknown(best[begin]))
+      begin = best[begin].other;  // adjacent unknown pieces are one
+    last.other = end;
     end = begin;
+    std::swap(last, best[begin]);
   }
-  for (auto piece = pieces.rbegin(); piece != pieces.rend(); ++piece) {
-    if (unknown_ && piece->second == *unknown_)
-      append_unknown(piece->first, ids);
+  for (uint32_t at = 0; at < word.size(); at = best[at].other) {
+    if (is_unknown(best[at]))
+      append_unknown(word.substr(at, best[at].other - at), ids);
     else
-      ids.push_back(piece->second);
+      ids.push_back(best[at].id);
   }
 }
 

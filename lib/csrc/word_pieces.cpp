@@ -58,9 +58,10 @@ void WordPieces::encode_word(std::string_view word, size_t num_characters,
   while (is_known && !word.empty()) {
     size_t longest = 0;
     uint32_t id = 0;
-    pieces->each_prefix(word, [&](size_t size, uint32_t number) {
+    pieces->each_beginning(word, [&](size_t size, uint32_t number) {
+      if (number == 0) return;
       longest = size;
-      id = number;
+      id = number - 1;
     });
     is_known = longest > 0;
     word.remove_prefix(longest);

@@ -27,7 +27,8 @@ ATOMS = [
         "<unk>",
     ),
     *("\ufb01", "\u00aax", "a\u0301", "\u0489", "\u0600", "Hello", "the", "１", "½", "☃☃", "``"),
-    *("e\u0323\u0301", "''", "É", "각", "\u1100\u1161\u11a8", "´", "<q>"),
+    *("e\u0323\u0301", "''", "É", "각", "\u1100\u1161\u11a8", "´", "<q>", "中文，。", "   "),
+    *("É\uff9e", "A\U0001f3fb", "A\u0e33", "\u0600A"),  # characters that join others
 ]
 T5 = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
 
@@ -76,6 +77,8 @@ def test_albert_normalizes_words_in_several_steps() -> None:
     steps += [normalizers.StripAccents(), normalizers.Lowercase(), tokenizer.normalizer]
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(" {2,}"), " ")])
     check(tokenizer)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Strip(), tokenizer.normalizer])
+    check(tokenizer, count=500)
 
 
 @pytest.mark.parametrize("scheme", ["always", "first", "never"])

@@ -29,6 +29,8 @@ _CHUNK = 4096  # characters that are normalized at once
 _HIGHEST_CLASS = "\u0345"  # of marks, by which they are ordered
 _GROWTH = 12  # of UTF-8, as in lib/csrc/normalizer.cpp
 _SEPARATES = 255  # rank of a character without text that separates marks
+WHOLE_WORD = 2
+"""A mark of a character: the whole word is one cluster, as in lib/csrc/normalizer.hpp."""
 
 
 class Map(NamedTuple):
@@ -71,12 +73,16 @@ def compile_normalizer(definition: bytes) -> Normalization:
     return Normalization(arguments, clusters, _function(steps))
 
 
-def compile_words(definition: bytes) -> Normalization:
-    """Compile a normalizer whose words between spaces are normalized alone, each once.
+def compile_words(definition: bytes) -> tuple[Normalization, list[str]]:
+    """Compile a normalizer of which each word between spaces can be normalized alone.
+
+    Also returns the normal form of each of CHARACTERS.
 
     Words without marked characters are normalized. Unsupported if that is not known to be exact.
     """
     steps = [*flat_steps(json.loads(definition), "normalizers")]
+    # Strip removes white space at the ends of a text, where it separates no words.
+    steps = [step for step in steps if step["type"] != "Strip"]
     for step in steps:
         if step["type"] not in _WITHIN_WORDS and not _is_within_words(step):
             raise Unsupported(f"its normalizer is {step['type']}")
@@ -89,14 +95,12 @@ def compile_words(definition: bytes) -> Normalization:
         for text, form in zip(CHARACTERS, forms, strict=True)
     ]
     marked = of_all_points(np.array(marks, np.uint8))
-    return Normalization({"marks": marked} if steps else {}, whole, whole)
+    return Normalization({"marks": marked} if steps else {}, whole, whole), forms
 
 
 def _is_within_words(step: Json) -> bool:
-    """Whether a Replace, or a Strip, changes nothing but words and white space."""
+    """Whether a Replace changes nothing but words and white space."""
     match step:
-        case {"type": "Strip"}:
-            return True
         case {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}:
             return True
         case {"type": "Replace", "pattern": {"String": text}}:

@@ -15,6 +15,7 @@ from tokamake._csrc import Unigram, Vocabulary
 from tokamake.data.tokenizers._byte_level import byte_ids, splits_and_prefix
 from tokamake.data.tokenizers._exactness import Json, Unsupported, byte_alphabet
 from tokamake.data.tokenizers._normalization import (
+    WHOLE_WORD,
     Normalization,
     Normalize,
     compile_normalizer,
@@ -26,7 +27,7 @@ from tokamake.data.tokenizers._sentencepiece_style import BYTES, MARK, metaspace
 
 _EXTENSION = "\u0489"  # belongs to the character before it
 _INSIDE = "(?:\0Joins+\0Other|\0Joins|\0Inside)+"
-_WORDS = f"\0Space?{MARK}?{_INSIDE}|\0Space?{MARK}|\0Space"
+_WORDS = f"\0Space?{MARK}?{_INSIDE}|\0Space?{MARK}|\0Space+(?=\0Space)|\0Space"
 _MARKED = f"[ {MARK}]?[^ {MARK}]+|[ {MARK}]"
 
 
@@ -39,8 +40,8 @@ def arguments(tokenizer: Json, vocabulary: Vocabulary) -> tuple[dict[str, Any], 
         case {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]}:
             if any(token.get("normalized") for token in tokenizer.get("added_tokens") or []):
                 raise Unsupported("an added token is searched for in normalized text")
-            normalization = compile_words(normalizer)
-            options, rules = _words(metaspace, normalization)
+            normalization, forms = compile_words(normalizer)
+            options, rules = _words(metaspace, normalization, forms)
         case {"type": "Metaspace"}:
             normalization = compile_normalizer(normalizer)
             options = {"marks": "spaces"}
@@ -61,11 +62,16 @@ def arguments(tokenizer: Json, vocabulary: Vocabulary) -> tuple[dict[str, Any], 
     return rules, normalization
 
 
-def _words(metaspace: Json, normalization: Normalization) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options of Unigram and of TextEncoder for words between white space."""
+def _words(
+    metaspace: Json, normalization: Normalization, forms: list[str]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of Unigram and of TextEncoder for words between white space.
+
+    Args:
+        forms: normal form of each of CHARACTERS.
+    """
     if metaspace_prefix(metaspace) != "unless mark":
         raise Unsupported("its pre_tokenizer does not begin each word with U+2581")
-    forms = normal_forms(normalization.whole, CHARACTERS)
     spaces = ~matching("\0Visible")
     is_space = dict(zip(CHARACTERS, spaces.tolist(), strict=True))
     # A character that is no space may become one, but may belong to the one before it.
@@ -73,17 +79,19 @@ def _words(metaspace: Json, normalization: Normalization) -> tuple[dict[str, Any
     mark = matching(MARK)
     if forms[int(np.flatnonzero(mark)[0])] not in (" ", MARK):
         raise Unsupported("its normalizer changes U+2581")
-    joins = _joins(normalization.whole, forms)
+    joins, extends = _joins(normalization.whole, forms)
     inside = ~separates & ~mark & ~joins
     sets = {"\0Space": separates, "\0Inside": inside, "\0Joins": joins, "\0Other": ~joins}
     rules = {"splits": [(*compile_sets(_WORDS, sets), True, True)], "normalizes_words": True}
     if "marks" in normalization.arguments:  # spaces separate words, whether normalized or not
-        normalization.arguments["marks"] *= of_all_points(~separates).astype(np.uint8)
+        marks = normalization.arguments["marks"] | of_all_points(extends)
+        marks[of_all_points(joins)] = WHOLE_WORD
+        normalization.arguments["marks"] = marks * of_all_points(~separates)
     return {"marks": "words", "spaces": of_all_points(spaces.astype(np.uint8))}, rules
 
 
-def _joins(normalize: Normalize, forms: list[str]) -> NDArray[np.bool_]:
-    """Whether each of CHARACTERS belongs to the one after it.
+def _joins(normalize: Normalize, forms: list[str]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Whether each of CHARACTERS belongs to the one after it, and to the one before it.
 
     A model's table of characters replaces such characters together, if they are short.
     """
@@ -91,10 +99,14 @@ def _joins(normalize: Normalize, forms: list[str]) -> NDArray[np.bool_]:
     extended = normal_forms(normalize, [text + _EXTENSION for text in changed])
     probe = next((t for t, form in zip(changed, extended, strict=True) if form == normalize(t)), "")
     if not probe:
-        return np.zeros(len(CHARACTERS), bool)
-    together = normal_forms(normalize, [text + probe + _EXTENSION for text in CHARACTERS])
+        return np.zeros(len(CHARACTERS), bool), np.zeros(len(CHARACTERS), bool)
     alone = normalize(probe)
-    return np.array([t != form + alone for t, form in zip(together, forms, strict=True)])
+    first = normal_forms(normalize, [text + probe + _EXTENSION for text in CHARACTERS])
+    last = normal_forms(normalize, [probe + text for text in CHARACTERS])
+    joins = [text != form + alone for text, form in zip(first, forms, strict=True)]
+    return np.array(joins), np.array(
+        [text != alone + form for text, form in zip(last, forms, strict=True)]
+    )
 
 
 def _in_bytes(pieces: list[tuple[str, float]]) -> list[bytes]:
