@@ -41,27 +41,18 @@ def test_help_names_every_stage_with_its_sentence() -> None:
 
 
 HELP = """
-import io, json, os, sys
+import io, json, sys
 from contextlib import redirect_stdout, suppress
 
-import cyclopts.help, markdown_it, numpy, pydantic, yaml  # once for all stages
-
-from tokamake import cli, plugins
+from tokamake import cli
 
 pages = {}
-for stage in cli.COMMANDS:  # each in a process of its own, for its imports
-    reader, writer = os.pipe()
-    if not (child := os.fork()):
-        sys.argv, text = ["tokamake", stage, "--help"], io.StringIO()
-        with redirect_stdout(text), suppress(SystemExit):
-            cli.main()
-        modules = sorted({module.partition(".")[0] for module in sys.modules})
-        with os.fdopen(writer, "w") as pipe:
-            json.dump([text.getvalue(), modules], pipe)
-        os._exit(0)
-    os.close(writer)
-    pages[stage] = json.load(os.fdopen(reader))
-    os.waitpid(child, 0)
+for stage in cli.COMMANDS:
+    sys.argv, text = ["tokamake", stage, "--help"], io.StringIO()
+    with redirect_stdout(text), suppress(SystemExit):
+        cli.main()
+    modules = sorted({module.partition(".")[0] for module in sys.modules})
+    pages[stage] = text.getvalue(), modules  # of earlier stages, too: none may be heavy
 print(json.dumps(pages))
 """
 HEAVY = {

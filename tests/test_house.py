@@ -1,10 +1,12 @@
 """The laws of the house that a machine can hold."""
 
 import ast
+import gc
 import inspect
 import io
 import re
 import tomllib
+from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from graphlib import TopologicalSorter
 from importlib import import_module
@@ -166,9 +168,21 @@ def test_options_from_the_config_exist() -> None:
     assert set(RepeatSettings.model_fields) - {"scope"} <= known
 
 
-def test_modules_and_longer_functions_have_docstrings() -> None:
+Nodes = dict[Path, list[ast.AST]]
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    """Nodes of the syntax tree of each module; the first one is the module."""
+    gc.disable()  # to look through the trees would take as long as to make them
+    yield {path: [*ast.walk(ast.parse(path.read_text()))] for path in MODULES + EXECUTOR}
+    gc.enable()
+
+
+def test_modules_and_longer_functions_have_docstrings(nodes: Nodes) -> None:
     for path in MODULES + EXECUTOR:
-        tree = ast.parse(path.read_text())
+        tree = nodes[path][0]
+        assert isinstance(tree, ast.Module)
         docstring = ast.get_docstring(tree)
         assert docstring, path
         assert 1 <= len(docstring.splitlines()) <= 12, path
@@ -180,18 +194,18 @@ def test_modules_and_longer_functions_have_docstrings() -> None:
                 assert is_short or ast.get_docstring(node), f"{path}:{node.lineno} {node.name}"
 
 
-def test_docstrings_begin_with_a_noun_or_a_verb() -> None:
+def test_docstrings_begin_with_a_noun_or_a_verb(nodes: Nodes) -> None:
     """Also those of attributes and constants. "What" and "Of" hide the noun."""
     for path in MODULES + EXECUTOR:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes[path]:
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
                 text = str(node.value.value)
                 assert not text.startswith(("What ", "Of ")), f"{path}:{node.lineno} {text}"
 
 
-def test_functions_stay_small() -> None:
+def test_functions_stay_small(nodes: Nodes) -> None:
     for path in MODULES + EXECUTOR:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes[path]:
             if isinstance(node, ast.FunctionDef):
                 assert_small(node, f"{path}:{node.lineno} {node.name}")
 
@@ -217,9 +231,9 @@ def test_settings_of_the_index_exist() -> None:
     assert options | {"held_out"} <= known
 
 
-def imports(path: Path) -> set[str]:
+def imports(nodes: list[ast.AST]) -> set[str]:
     packages = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes:
         if isinstance(node, ast.Import):
             packages |= {alias.name.partition(".")[0] for alias in node.names}
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -232,12 +246,12 @@ def name_of_module(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def test_modules_import_each_other_in_no_circle() -> None:
+def test_modules_import_each_other_in_no_circle(nodes: Nodes) -> None:
     modules = {name_of_module(path): path for path in MODULES}
     graph = {
         name: {
             imported
-            for node in ast.walk(ast.parse(path.read_text()))  # imports in functions too
+            for node in nodes[path]  # imports in functions too
             if isinstance(node, ast.ImportFrom) and node.module
             for alias in node.names
             for imported in [f"{node.module}.{alias.name}", node.module]
@@ -255,7 +269,7 @@ def _is_module(alias: ast.alias, node: ast.ImportFrom) -> bool:
     return path.is_dir() or path.with_suffix(".py").exists()
 
 
-def test_some_packages_are_imported_in_one_place() -> None:
+def test_some_packages_are_imported_in_one_place(nodes: Nodes) -> None:
     users: dict[str, set] = {
         "deepspeed": set(),
         "mpi4py": set(),
@@ -263,7 +277,7 @@ def test_some_packages_are_imported_in_one_place() -> None:
         "snakemake": set(),
     }
     for path in MODULES:
-        for package in imports(path) & set(users):
+        for package in imports(nodes[path]) & set(users):
             users[package].add(str(path.relative_to(PACKAGE)))
     assert all(path.startswith(("report/", "results/")) for path in users.pop("pandas"))
     of_deepspeed = users.pop("deepspeed")
@@ -275,10 +289,10 @@ def test_some_packages_are_imported_in_one_place() -> None:
     }
 
 
-def test_the_executor_is_a_package_of_its_own() -> None:
+def test_the_executor_is_a_package_of_its_own(nodes: Nodes) -> None:
     assert EXECUTOR
     for path in EXECUTOR:
-        assert not imports(path) & {"tokamake", "snakemake"}, path
+        assert not imports(nodes[path]) & {"tokamake", "snakemake"}, path
 
 
 def test_the_library_names_no_profile() -> None:
@@ -335,11 +349,11 @@ def test_pip_knows_the_names_of_extras() -> None:
         assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name)
 
 
-def test_each_class_name_means_one_thing() -> None:
+def test_each_class_name_means_one_thing(nodes: Nodes) -> None:
     """Except in plug-ins of the same kind, whose classes share the name of the kind."""
     modules_of: dict[str, set[Path]] = {}
     for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes[path]:
             if isinstance(node, ast.ClassDef):
                 modules_of.setdefault(node.name.removeprefix("_"), set()).add(path)
     for name, paths in modules_of.items():

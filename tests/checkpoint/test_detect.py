@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,18 +28,28 @@ FORMATS = {
     "megatron": ("iter_{:07}", "latest_checkpointed_iteration.txt"),
     "torch_dist": ("iter_{:07}", "latest_checkpointed_iteration.txt"),
 }
+Steps = Callable[[Path, str], dict[int, Path]]
 STATES = Path("global_step0/mp_rank_00_model_states.pt")
 RANK = Path("iter_0000000/mp_rank_00")
 
 
-def steps(root: Path, name: str) -> dict[int, Path]:
-    """Write checkpoints of steps 4, 8 and 12; the pointer file names step 12."""
-    tensors = random_tensors(SHAPE, 1)
-    for step in (4, 8, 12):
-        single = root.with_name(f"step{step}")
-        megatron_names.write(single, name, SHAPE, tensors, Progress(step, 0, 0))
-        shutil.copytree(single, root, dirs_exist_ok=True)
-    return {step: root / FORMATS[name][0].format(step) for step in (4, 8, 12)}
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> Steps:
+    """Function that writes checkpoints of steps 4, 8 and 12; the pointer file names step 12."""
+
+    @cache
+    def made(name: str) -> Path:
+        root, tensors = tmp_path_factory.mktemp(name), random_tensors(SHAPE, 1)
+        for step in (4, 8, 12):
+            megatron_names.write(root / f"{step}", name, SHAPE, tensors, Progress(step, 0, 0))
+            shutil.copytree(root / f"{step}", root / "all", dirs_exist_ok=True)
+        return root / "all"
+
+    def write(root: Path, name: str) -> dict[int, Path]:
+        shutil.copytree(made(name), root)
+        return {step: root / FORMATS[name][0].format(step) for step in (4, 8, 12)}
+
+    return write
 
 
 def truncate(folder: Path) -> None:
@@ -49,7 +60,9 @@ def truncate(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_pointer_file_names_nothing_outside_its_folder(name: str, tmp_path: Path) -> None:
+def test_a_pointer_file_names_nothing_outside_its_folder(
+    name: str, steps: Steps, tmp_path: Path
+) -> None:
     root = tmp_path / "root"
     folder = steps(root, name)[12]
     moved = tmp_path / "outside" / folder.name
@@ -65,7 +78,9 @@ def test_a_pointer_file_names_nothing_outside_its_folder(name: str, tmp_path: Pa
 
 @pytest.mark.parametrize("damage", [truncate, pytest.param(shutil.rmtree, marks=pytest.mark.grid)])
 @pytest.mark.parametrize("name", FORMATS)
-def test_the_newest_complete_step_is_named(name: str, damage: Any, tmp_path: Path) -> None:
+def test_the_newest_complete_step_is_named(
+    name: str, damage: Any, steps: Steps, tmp_path: Path
+) -> None:
     root = tmp_path / "root"
     folders = steps(root, name)
     assert open_any(root).path == folders[12]
@@ -81,8 +96,9 @@ def test_the_newest_complete_step_is_named(name: str, damage: Any, tmp_path: Pat
         return texts
 
     out = tmp_path / "out"
-    assert messages(root)[0].endswith(f", or give {folders[8]}, which is complete")
-    assert messages(root)[0] == messages(root)[1]
+    of_inspect, of_convert = messages(root)
+    assert of_inspect == of_convert
+    assert of_inspect.endswith(f", or give {folders[8]}, which is complete")
     assert messages(folders[12])[0].endswith(f", or give {folders[8]}, which is complete")
     truncate(folders[8])
     assert messages(root)[0].endswith(f", or give {folders[4]}, which is complete")
@@ -92,14 +108,16 @@ def test_the_newest_complete_step_is_named(name: str, damage: Any, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["universal", "megatron"])
-def test_a_missing_step_is_named(name: str, tmp_path: Path) -> None:
+def test_a_missing_step_is_named(name: str, steps: Steps, tmp_path: Path) -> None:
     shutil.rmtree(steps(tmp_path / "root", name)[12])
     folder, pointer = FORMATS[name]
     with pytest.raises(UserError, match=f"here {pointer} names {folder.format(12)}, which is miss"):
         open_any(tmp_path / "root")
 
 
-def test_no_other_step_is_named_for_a_folder_without_checkpoint(tmp_path: Path) -> None:
+def test_no_other_step_is_named_for_a_folder_without_checkpoint(
+    steps: Steps, tmp_path: Path
+) -> None:
     steps(tmp_path / "root", "mds")
     (tmp_path / "empty").mkdir()
     for path in (tmp_path / "empty", tmp_path / "none", tmp_path):

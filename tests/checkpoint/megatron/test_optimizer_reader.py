@@ -1,5 +1,6 @@
 """Optimizer states of Megatron-LM: tokamake reads them, and Megatron-LM loads written ones."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
@@ -42,6 +43,19 @@ from tokamake.checkpoint.torch_files import torch_archive
 def megatron() -> Any:
     """megatron.core's optimizers."""
     return on_cpu()
+
+
+@pytest.fixture(scope="module")
+def made(megatron: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a llama on two ranks in bf16; do not write here."""
+    folder = tmp_path_factory.mktemp("made")
+    return trained(megatron, folder, FAMILIES["llama"], ParallelLayout(2), "bf16")
+
+
+@pytest.fixture
+def copied(made: Path, tmp_path: Path) -> Path:
+    """A copy of `made` to write in."""
+    return Path(shutil.copytree(made, tmp_path / "copied"))
 
 
 LAYOUTS = [
@@ -166,9 +180,8 @@ def test_vocab_size_removes_the_padding_of_states(megatron: Any, tmp_path: Path)
         assert torch.equal(source.read(f"optimizer.exp_avg.{name}"), exact / 2), name
 
 
-def test_fp32_weights_are_the_master_weights_of_a_bf16_run(megatron: Any, tmp_path: Path) -> None:
-    folder = trained(megatron, tmp_path, FAMILIES["llama"], ParallelLayout(2), "bf16")
-    convert(source=folder, target=tmp_path / "a", format="megatron", dtype="fp32")
+def test_fp32_weights_are_the_master_weights_of_a_bf16_run(made: Path, tmp_path: Path) -> None:
+    convert(source=made, target=tmp_path / "a", format="megatron", dtype="fp32")
     checkpoint = open_any(tmp_path / "a")
     assert not any(key.startswith("master.") for key in checkpoint.source)
     assert_trained(checkpoint, FAMILIES["llama"])
@@ -183,10 +196,9 @@ def padding(checkpoint: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def test_padding_has_zero_moments_and_the_mean_as_master_weights(
-    megatron: Any, tmp_path: Path
+    made: Path, tmp_path: Path
 ) -> None:
-    folder = trained(megatron, tmp_path, FAMILIES["llama"], ParallelLayout(2), "bf16")
-    convert(source=folder, target=tmp_path / "a", format="megatron")
+    convert(source=made, target=tmp_path / "a", format="megatron")
     exact = random(FAMILIES["llama"])
     means = [
         exact[f"model.{name}.weight"].double().mean(0).float()
@@ -239,11 +251,9 @@ def add_kind(state: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("change", [swap, lose, lose_master, add_master, chain, add_kind])
 def test_states_in_an_unknown_order_are_reported_as_unread(
-    change: Any, megatron: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    change: Any, copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = changed(
-        trained(megatron, tmp_path, FAMILIES["llama"], ParallelLayout(2), "bf16"), change
-    )
+    folder = changed(copied, change)
     checkpoint = open_any(folder)
     assert {key.partition(".")[0] for key in checkpoint.source} == {"model"}
     file = folder / "iter_0000001/mp_rank_00/model_optim_rng.pt"
@@ -253,13 +263,11 @@ def test_states_in_an_unknown_order_are_reported_as_unread(
     assert f"left behind: {description}" in capsys.readouterr().out
 
 
-def test_buffers_of_another_model_are_reported_as_unread(megatron: Any, tmp_path: Path) -> None:
+def test_buffers_of_another_model_are_reported_as_unread(copied: Path) -> None:
     def remove_states(state: dict[str, Any]) -> None:
         state["optimizer"]["optimizer"].pop("state")
 
-    folder = changed(
-        trained(megatron, tmp_path, FAMILIES["llama"], ParallelLayout(2), "bf16"), remove_states
-    )
+    folder = changed(copied, remove_states)
     for rank in range(2):
         torch.save({}, folder / f"iter_0000001/mp_rank_{rank:02d}/distrib_optim.pt")
     checkpoint = open_any(folder)

@@ -1,5 +1,6 @@
 """Chunks are copied bit by bit for any strides, and copying needs no torch."""
 
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,6 @@ import torch
 from torch import Tensor
 
 from tests.support import hf_folder
-from tests.support.grids import params
 from tests.support.random_tensors import random_tensors
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.detect import open_any
@@ -131,16 +131,24 @@ def test_parts_that_overlap_and_leave_a_hole_are_damage(tmp_path: Path, columns:
         TensorSource(extents, {KEY: (5, 8) if columns else (8, 5)})
 
 
+Conversion = dict[str, object]
+"""Options of `convert`."""
 FORMATS = ["hf", "mds", "mds-pipeline", "megatron", "torch-dist", "universal", "native"]
 CAST = [name for name in FORMATS if name != "universal"]
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_bytes_are_copied_without_torch(tmp_path: Path, format: str) -> None:
+def test_bytes_are_copied_without_torch(tmp_path: Path) -> None:
     hf_folder.write(tmp_path / "a", SMALL, random_tensors(SMALL, 1))
-    assert not packages_of(tmp_path, f"{{'format': {format!r}}}", "{'format': 'hf'}")
-    first, last = (tmp_path / name / "model.safetensors" for name in "ac")
-    assert first.read_bytes() == last.read_bytes()
+    convert_without_torch(
+        *(
+            conversion
+            for name in FORMATS
+            for conversion in there_and_back(tmp_path / "a", tmp_path / name, format=name)
+        )
+    )
+    first = (tmp_path / "a/model.safetensors").read_bytes()
+    for name in FORMATS:
+        assert (tmp_path / name / "hf/model.safetensors").read_bytes() == first, name
 
 
 STRIDED = {
@@ -152,22 +160,22 @@ STRIDED = {
 }
 
 
-@pytest.mark.parametrize("kind", params(STRIDED, ["every other, transposed"]))
-def test_strided_tensors_are_copied_without_torch(tmp_path: Path, kind: str) -> None:
+def test_strided_tensors_are_copied_without_torch(tmp_path: Path) -> None:
     known = random_tensors(SMALL, 1)
-    strided = {
-        name: STRIDED[kind](each) if each.dim() > 1 else each for name, each in known.items()
-    }
-    assert not any(each.is_contiguous() for each in strided.values() if each.dim() > 1)
-    hf_folder.write(tmp_path / "a", SMALL, strided)
-    whole = tmp_path / "a/model.safetensors"
-    expected = whole.read_bytes()
-    whole.unlink()
-    torch.save(strided, tmp_path / "a/pytorch_model.bin")
-    assert not packages_of(
-        tmp_path, "{'format': 'mds', 'tensor_parallel_size': 2}", "{'format': 'hf'}"
-    )
-    assert (tmp_path / "c/model.safetensors").read_bytes() == expected
+    conversions, expected = [], {}
+    for kind, stride in STRIDED.items():
+        strided = {name: stride(each) if each.dim() > 1 else each for name, each in known.items()}
+        assert not any(each.is_contiguous() for each in strided.values() if each.dim() > 1)
+        folder, target = tmp_path / kind, tmp_path / f"{kind} to mds"
+        hf_folder.write(folder, SMALL, strided)
+        whole = folder / "model.safetensors"
+        expected[target / "hf" / whole.name] = whole.read_bytes()
+        whole.unlink()
+        torch.save(strided, folder / "pytorch_model.bin")
+        conversions += there_and_back(folder, target, format="mds", tensor_parallel_size=2)
+    convert_without_torch(*conversions)
+    for path, content in expected.items():
+        assert path.read_bytes() == content, path
 
 
 def test_tensors_without_constant_strides_are_refused(tmp_path: Path) -> None:
@@ -179,13 +187,21 @@ def test_tensors_without_constant_strides_are_refused(tmp_path: Path) -> None:
         TensorSource([extent], {KEY: (4, 3)})
 
 
-@pytest.mark.parametrize("format", params(CAST, ["megatron"]))
-def test_numbers_are_cast_without_torch(tmp_path: Path, format: str) -> None:
-    hf_folder.write(tmp_path / "a", SMALL, random_tensors(SMALL, 1))
-    rounded = f"{{'format': {format!r}, 'dtype': 'bf16'}}"
-    assert not packages_of(tmp_path, rounded, "{'format': 'hf'}")
-    first, last = (hf_folder.read(tmp_path / name)[1] for name in "ac")
-    assert all(torch.equal(last[name], tensor.bfloat16()) for name, tensor in first.items())
+def test_numbers_are_cast_without_torch(tmp_path: Path) -> None:
+    known = random_tensors(SMALL, 1)
+    hf_folder.write(tmp_path / "a", SMALL, known)
+    convert_without_torch(
+        *(
+            conversion
+            for name in CAST
+            for conversion in there_and_back(
+                tmp_path / "a", tmp_path / name, format=name, dtype="bf16"
+            )
+        )
+    )
+    for name in CAST:
+        _, last = hf_folder.read(tmp_path / name / "hf")
+        assert all(torch.equal(last[key], each.bfloat16()) for key, each in known.items()), name
 
 
 def test_optimizer_states_become_partitions_without_torch(tmp_path: Path) -> None:
@@ -202,24 +218,34 @@ def test_optimizer_states_become_partitions_without_torch(tmp_path: Path) -> Non
         notes={OPTIMIZER_SETTINGS: settings},
     )
     writer.write(tmp_path / "a", begin, "native", Target())
-    shared = "{'format': 'mds', 'data_parallel_size': 3, 'zero_stage': 2}"
-    assert not packages_of(tmp_path, shared, "{'format': 'native'}")
+    options: Conversion = {"format": "mds", "data_parallel_size": 3, "zero_stage": 2}
+    convert_without_torch(
+        {"source": tmp_path / "a", "target": tmp_path / "b", **options},
+        {"source": tmp_path / "b", "target": tmp_path / "c", "format": "native"},
+    )
     for folder in "bc":
         source = open_any(tmp_path / folder).source
         assert all(torch.equal(source.read(key), begin.source.read(key)) for key in known)
 
 
-def packages_of(root: Path, *forms: str) -> list[str]:
-    """Return the large packages that a process imports when it converts a to b, and b to c."""
-    program = f"""
-import sys
+def there_and_back(source: Path, target: Path, **options: object) -> list[Conversion]:
+    """Conversions of an hf folder to another one, and to an hf folder in that."""
+    return [
+        {"source": source, "target": target, **options},
+        {"source": target, "target": target / "hf", "format": "hf"},
+    ]
+
+
+def convert_without_torch(*conversions: Conversion) -> None:
+    """Convert one after the other in a new process, and check that it imports no large package."""
+    program = """
+import json, sys
 from pathlib import Path
 from tokamake.checkpoint.convert import convert
-root = Path(sys.argv[1])
-convert(source=root / "a", target=root / "b", **{forms[0]})
-convert(source=root / "b", target=root / "c", **{forms[1]})
-print(*(name for name in ("torch", "transformers", "safetensors") if name in sys.modules))
+for options in json.loads(sys.argv[1]):
+    convert(source=Path(options.pop("source")), target=Path(options.pop("target")), **options)
+    for name in ("torch", "transformers", "safetensors"):
+        assert name not in sys.modules, (name, options)
 """
-    command = [sys.executable, "-c", program, str(root)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return done.stdout.splitlines()[-1].split()
+    command = [sys.executable, "-c", program, json.dumps(conversions, default=str)]
+    subprocess.run(command, check=True)
