@@ -31,18 +31,6 @@ _MANY_TOKENS = 256
 """Tokens for which the cast of the weight takes little of the time of the product."""
 
 
-_TORCHS_LINEAR = F.linear
-
-
-def restore_linear() -> None:
-    """Undo the replacement of `torch.nn.functional.linear`, which outlives an engine of DeepSpeed.
-
-    DeepSpeed's function, for ZeRO 3, adds the bias to the product in place. An engine with
-    selective recomputation in the same process would add it twice: recomputation saves products.
-    """
-    F.linear = _TORCHS_LINEAR
-
-
 def linear(x: Tensor, weight_ED: Tensor, bias_E: Tensor | None = None) -> Tensor:
     """x (..., D) times weight (E, D), plus bias; on a CPU, rounding differs from torch's."""
     if x.device.type != "cpu" or torch.compiler.is_compiling():

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.nn import functional as F
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -60,6 +61,16 @@ onednn_linear: Any = (
 )
 """oneDNN's product of states (..., D) and a weight (E, D), which torch's compiler calls; None if
 torch does not use MKL."""
+_LINEAR = F.linear
+
+
+def restore_linear() -> None:
+    """Undo the replacement of `torch.nn.functional.linear`, which outlives an engine of DeepSpeed.
+
+    DeepSpeed's function, for ZeRO 3, adds the bias to the product in place. An engine with
+    selective recomputation in the same process would add it twice: recomputation saves products.
+    """
+    F.linear = _LINEAR
 
 
 def varlen_attention() -> Any:

@@ -22,11 +22,11 @@ from tokamake.models.common.recompute import Recompute
 from tokamake.models.common.router_losses import LayerRouting, RouterLosses
 from tokamake.models.common.routers import balanced_routers
 from tokamake.parallel import sharding
-from tokamake.parallel.linear import restore_linear
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.pipeline import Pipeline
 from tokamake.parallel.placement import placements
 from tokamake.parallel.sharding import ParameterChunk
+from tokamake.runtime.torch_internals import restore_linear
 from tokamake.train.batch import MicroBatch, concatenated, to_device
 from tokamake.train.loss_factors import SUM_OF_TOKENS, LossFactors
 from tokamake.train.numerics import precision_of
