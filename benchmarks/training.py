@@ -137,15 +137,9 @@ def in_turns(
 
 def start(command: list[str], threads: int, stack: ExitStack) -> Callable[[], dict[str, float]]:
     """Start a contestant and return a function that runs a step and returns its cost."""
-    process = stack.enter_context(
-        subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-        )
-    )
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    process = stack.enter_context(subprocess.Popen(command, env=environment, **pipes))
     requests, replies = process.stdin, process.stdout
     assert requests is not None
     assert replies is not None
@@ -353,10 +347,13 @@ def tokamake_step(family: str, precision: str, folder: Path, stack: ExitStack) -
     from tokamake.runtime.ranks import Ranks
     from tokamake.train.backends.native import Engine
 
-    train = {"sequence_length": LENGTH, "micro_batch_size": ROWS, "global_batch_size": ROWS}
-    objective = "masked" if family == "bert" else "causal"
-    # The peers' loop has no balance loss either.
-    router = {"router": {"balance_coefficient": 0.0}} if architecture(family).has_routers else {}
+    train: dict[str, Any] = {
+        **{"sequence_length": LENGTH, "micro_batch_size": ROWS, "global_batch_size": ROWS},
+        **{"train_steps": 1000, "precision": precision},
+        "objective": "masked" if family == "bert" else "causal",
+    }
+    if architecture(family).has_routers:  # the peers' loop has no balance loss either
+        train["router"] = {"balance_coefficient": 0.0}
     run = Run(
         run="benchmark",
         seed=0,
@@ -365,13 +362,7 @@ def tokamake_step(family: str, precision: str, folder: Path, stack: ExitStack) -
         data_root=folder,
         output=folder / "output",
         architecture=architecture(family),
-        train={
-            **train,
-            "objective": objective,
-            "train_steps": 1000,
-            "precision": precision,
-            **router,
-        },
+        train=train,
     )
     ranks = Ranks(0, 1, 0, 1)
     stack.enter_context(process_group(ranks))

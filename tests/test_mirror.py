@@ -186,7 +186,7 @@ TESTED_THROUGH = {
     ],
     "train/backends/test_native_layouts.py": [
         *("parallel/pipeline", "train/backends/_base", "train/backends/_initial_weights"),
-        *("train/backends/native", "train/pipeline_stages"),
+        *("train/backends/_checkpoints", "train/backends/native", "train/pipeline_stages"),
     ],
     "train/backends/test_deepspeed.py": ["train/backends/_deepspeed_partitions"],
     "train/backends/test_deepspeed_settings.py": [
@@ -243,6 +243,7 @@ NO_MODULE = [
     # All families; two hosts.
     *("models/test_family_formats.py", "models/test_packed_documents.py"),
     *("models/test_families.py", "models/test_new_family.py", "models/test_family_refusals.py"),
+    "models/test_published_sizes.py",
     "train/test_two_hosts.py",
     # Each layout, with both back ends.
     "train/backends/test_traffic.py",

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.support import cores
+from tests.support.core_arguments import arguments
 
 LR, DECAY = 1e-3, 0.1
 WITHOUT = ("none", "plain", "layers")
@@ -91,7 +92,7 @@ def make(name: str, kind: str, rank: int, sizes: Sizes, dtype: Any) -> tuple[Any
     from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
     from torch import bfloat16, float16
 
-    args = cores.arguments(name)
+    args = arguments(name)
     args.tensor_model_parallel_size, args.pipeline_model_parallel_size = sizes[:2]
     args.expert_model_parallel_size = sizes.expert
     args.params_dtype = dtype

@@ -93,8 +93,7 @@ class Snakemake:
 
     def renamed(self, rule: str) -> str:
         """The name under which Snakemake knows a rule of this workflow."""
-        name: str = self._renamed(rule)
-        return name
+        return str(self._renamed(rule))
 
     def original_name(self, target: str) -> str:
         """The name that a rule has in this workflow; empty for rules of other workflows."""

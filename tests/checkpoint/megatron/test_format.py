@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tests.checkpoint.test_convert_logits import of_transformers
 from tests.support import cores
+from tests.support.core_arguments import BERTS, CASES, OF_ALL, T5S
 from tests.support.programs import torch_python
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.convert import convert
@@ -33,7 +34,7 @@ latent vectors, but Transformer Engine's do not. megatron.core divides no expert
 
 
 def write_cases(folder: Path, size: int) -> Path:
-    """Write the checkpoints of `cores.CASES` on `size` tensor-parallel ranks."""
+    """Write the checkpoints of `CASES` on `size` tensor-parallel ranks."""
     environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
     logs = [folder.with_name(f"{folder.name}.{rank}.log") for rank in range(size)]
     ranks = []
@@ -86,11 +87,11 @@ def resave(source: Path, target: Path, edit: Callable[[dict[str, Any]], Any]) ->
     return target / FILE.parts[0]
 
 
-@pytest.mark.parametrize("name", cores.CASES)
+@pytest.mark.parametrize("name", CASES)
 def test_logits_equal_those_of_megatron_core(name: str, folder: Path) -> None:
     expected, actual = torch.load(folder / name / "logits.pt"), logits(folder / name)
     expected = expected.split(cores.TOKENS[1], dim=1)
-    of_mtp = cores.CASES[name].get("mtp_num_layers")
+    of_mtp = CASES[name].get("mtp_num_layers")
     assert expected[0].std() > 1
     torch.testing.assert_close(actual, expected[0][..., : actual.shape[-1]], rtol=0, atol=1e-4)
     assert len(expected) == 1 + bool(of_mtp)
@@ -123,7 +124,7 @@ def logits_of_mtp(checkpoint: Checkpoint) -> Tensor:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("name", [name for name in cores.CASES if name not in ALONE])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ALONE])
 def test_logits_of_two_ranks_equal_those_of_megatron_core(name: str, two_ranks: Path) -> None:
     checkpoint = open_any(two_ranks / name)
     assert checkpoint.layout == ParallelLayout(2)
@@ -160,8 +161,8 @@ def assert_is_t5(folder: Path) -> None:
 
 
 ENCODERS = {
-    **dict.fromkeys(cores.BERTS, assert_is_bert),
-    **dict.fromkeys(cores.T5S, assert_is_t5),
+    **dict.fromkeys(BERTS, assert_is_bert),
+    **dict.fromkeys(T5S, assert_is_t5),
 }
 
 
@@ -177,7 +178,7 @@ def test_encoders_of_two_ranks_equal_those_of_megatron_core(name: str, two_ranks
     ENCODERS[name](two_ranks / name)
 
 
-@pytest.mark.parametrize("name", cores.OF_ALL)
+@pytest.mark.parametrize("name", OF_ALL)
 def test_optimizer_states_belong_to_the_right_parameters(name: str, folder: Path) -> None:
     assert_states_of_one_step(open_any(folder / name))
 

@@ -1,7 +1,7 @@
-"""Parts of the engines of all back ends: steps, token counts, sums over ranks, checkpoints."""
+"""Parts of the engines of all back ends: steps, token counts, sums over ranks."""
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -15,11 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tokamake import plugins
-from tokamake.checkpoint import model_tensors
-from tokamake.checkpoint.megatron_model.optimizer_states import LR_SCHEDULER, RATES, settings_note
-from tokamake.checkpoint.native import training_state
 from tokamake.checkpoint.native.flat_chunks import FlatChunks
-from tokamake.checkpoint.native.folder import read_description
 from tokamake.config.resolved_run import Run
 from tokamake.models.common.router_losses import LayerRouting
 from tokamake.optim._groups import parameter_groups
@@ -29,20 +25,20 @@ from tokamake.parallel.context import share
 from tokamake.parallel.loss import NO_LABEL, drawn, over_vocabulary
 from tokamake.parallel.sharding import ParameterChunk
 from tokamake.runtime.cores import keep_freed_memory
-from tokamake.runtime.rank_errors import raise_on_all_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.backends import _initial_weights as initial_weights
+from tokamake.train.backends._checkpoints import EngineCheckpoints
 from tokamake.train.bad_steps import bad_ranks
 from tokamake.train.batch import MicroBatch, SampleIds, to_device
 from tokamake.train.loss_factors import LossFactors
 from tokamake.train.metrics import Validation
 from tokamake.train.numerics import precision_of
 from tokamake.train.pipeline_stages import PipelineStages
-from tokamake.train.random_state import random_state, seed_all, set_random_state
+from tokamake.train.random_state import seed_all
 from tokamake.train.stability.loss_scale import LossScale
 from tokamake.train.stability.verification import check_ranks_repeat
 from tokamake.train.step_counts import StepCounts
-from tokamake.train.step_result import Saving, StepResult
+from tokamake.train.step_result import StepResult
 
 
 class GradientSums(NamedTuple):
@@ -57,7 +53,7 @@ class GradientSums(NamedTuple):
     scale: float = 1.0
 
 
-class EngineBase(ABC):
+class EngineBase(EngineCheckpoints):
     """One rank's part of the model and its optimizer; its weights are empty at first.
 
     Args:
@@ -65,7 +61,6 @@ class EngineBase(ABC):
     """
 
     _state_kinds: dict[str, str]
-    optimizer: torch.optim.Optimizer
     _own_sums: tuple[Tensor, Tensor]
     _counts: StepCounts
 
@@ -109,16 +104,6 @@ class EngineBase(ABC):
         optimizer: torch.optim.Optimizer = plug_in.build(groups, settings, whole=view)
         return optimizer
 
-    def checkpoint_bytes(self) -> float:
-        """Estimate of the size of a checkpoint, by the optimizer states of this rank."""
-        groups = self.optimizer.param_groups
-        num_local = sum(parameter.numel() for group in groups for parameter in group["params"])
-        states = (value for state in self.optimizer.state.values() for value in state.values())
-        num_states = sum(value.numel() for value in states if isinstance(value, Tensor))
-        num_parameters = sum(map(math.prod, model_tensors.shapes(self._run.architecture).values()))
-        # Checkpoints have fp32 weights and fp32 states, for every precision.
-        return 4 * num_parameters * (1 + num_states / max(num_local, 1))
-
     # ---- Steps ----
 
     def _losses(self, batches: Sequence[MicroBatch]) -> Tensor:
@@ -126,11 +111,6 @@ class EngineBase(ABC):
         losses = self.stages.losses(batches)
         self.stages.free_gathered_weights()
         return losses
-
-    def _set_mode(self, mode: str) -> None:
-        """Prepare the weights for "train" or "eval"; some optimizers keep one set for each."""
-        if hasattr(self.optimizer, mode):
-            getattr(self.optimizer, mode)()
 
     def _batches(self, rows: Sequence[Any], samples: SampleIds | None = None) -> list[MicroBatch]:
         """Micro batches on the device; without the numbers of samples, nothing is dropped."""
@@ -389,69 +369,6 @@ class EngineBase(ABC):
             outputs = self.stages.sample_outputs(batch)
             self.stages.free_gathered_weights()
             yield outputs
-
-    # ---- Checkpoints ----
-
-    def _write(
-        self, folder: Path, progress: dict[str, Any], *, tensors: training_state.Tensors
-    ) -> Saving:
-        """Begin to write a checkpoint with this rank's tensors; see `native.Engine.save`."""
-        written = training_state.save(
-            folder,
-            tensors,
-            description=self._description(progress),
-            rank_state={"random": random_state()},
-            group=self._save_group,
-        )
-        return Saving(folder, written)
-
-    def load(self, folder: Path) -> None:
-        """Load a checkpoint of any back end and layout: weights, optimizer states, random state."""
-        self._set_mode("eval")  # the mode of the weights in a checkpoint
-        rank_state = None
-        # A copy has the keys of its original, so that one dict cannot hold both.
-        for copies in (False, True):
-            with raise_on_all_ranks():
-                tensors = self._room(folder, copies=copies)
-                training_state.check(folder, tensors)
-            rank_state = training_state.load(folder, tensors) or rank_state
-            self._take(folder, tensors, copies=copies)
-        self._restore_state(folder, rank_state)
-
-    @abstractmethod
-    def _room(self, folder: Path, *, copies: bool) -> training_state.Tensors:
-        """Tensors to load from a checkpoint, by key; allocates optimizer states.
-
-        Args:
-            copies: whether to load copies of a tied embedding, or all other parameters.
-        """
-
-    @abstractmethod
-    def _take(self, folder: Path, loaded: training_state.Tensors, *, copies: bool) -> None:
-        """Give the loaded optimizer states the form in which the optimizer keeps them."""
-
-    def _description(self, progress: dict[str, Any]) -> dict[str, Any]:
-        """Description that a checkpoint has of itself."""
-        dropout = self._run.train.dropout
-        return {
-            **progress,
-            "architecture": self._run.architecture.model_dump(mode="json"),
-            "optimizer": self._run.train.optimizer.name,
-            **settings_note(self.optimizer.param_groups),
-            LR_SCHEDULER: dict(zip(RATES, self._run.train.learning_rates, strict=True)),
-            "loss_scale": self._loss_scale.state,
-            "loss_scale_tolerated": self._loss_scale.num_tolerated,
-            **({"dropout": dropout.model_dump()} if any(dropout.rates) else {}),
-        }
-
-    def _restore_state(self, folder: Path, rank_state: dict[str, Any] | None) -> None:
-        """Restore the loss scale and, if the number of ranks is the same, random generators."""
-        description = read_description(folder)
-        scale, finite_steps = description["loss_scale"]
-        self._loss_scale.state = scale, finite_steps
-        self._loss_scale.num_tolerated = description.get("loss_scale_tolerated", 0)
-        if rank_state:
-            set_random_state(rank_state["random"])
 
 
 def _added_up(tensors: list[Tensor]) -> list[Tensor]:
