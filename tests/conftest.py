@@ -63,10 +63,16 @@ def pytest_configure(config: pytest.Config) -> None:
         ]
 
 
+def pytest_collection() -> None:
+    """Collect no garbage while tests are collected: all of it is kept."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Leave out of garbage collection what was imported: to look through it takes long."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -36,11 +36,8 @@ def _main() -> None:
     path = Path(sys.argv[1])
     asked = json.loads(path.with_name(ARGUMENTS).read_text())
     options = ["--collect-only", "-qq", "--show-capture=no", "-p", "no:cacheprovider"]
-    gc.disable()  # imported modules stay: to look through them would take a fifth of the time
     pytest.main([*options, *asked], plugins=[_Failures()])
-    gc.collect()
     gc.freeze()
-    gc.enable()
     if request := Server(path).serve():
         set_num_threads()
         end_after(lambda: run_python(request.arguments))
