@@ -31,10 +31,10 @@ def test_the_command_reports_faults_and_exits_with_1(site: Path) -> None:
     assert json.loads((site / "report.json").read_text())["state"] != "wrong"
     (site / "config").mkdir()
     (site / "config/config.yaml").touch()
-    assert run().stdout.splitlines()[-1].startswith("tokamake prove config/config.yaml compares")
     (site / "mine.yaml").write_text("account: proj\nqueue: large\n")
     result = run()
     assert result.returncode == 1
+    assert result.stdout.splitlines()[-1].startswith("tokamake prove config/config.yaml compares")
     assert (
         "wrong    limits for train: 2 nodes, 60 min in large, which requires at least 100 nodes"
         in (result.stdout)

@@ -81,14 +81,18 @@ def write_confident(folder: Path, *, vocab_size: int, context: int) -> Path:
 
 
 def window_nats(folder: Path, tokens: list[int], *, length: int) -> tuple[float, int]:
-    """Sum of the losses of transformers, window by window, and the number of predicted tokens."""
+    """Sum of the losses of transformers, windows as rows, and the number of predicted tokens."""
     from transformers import LlamaForCausalLM
 
     model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    whole, ids = (len(tokens) - 1) // length * length, torch.tensor(tokens)
+    batches = [ids[None, whole:]] if whole < len(tokens) - 1 else []
+    if whole:
+        batches += ids[: whole + 1].unfold(0, length + 1, length).split(64)
     total, count = 0.0, 0
-    for start in range(0, len(tokens) - 1, length):
-        window = torch.tensor([tokens[start : start + length + 1]])
+    for windows_BL in batches:
         with torch.no_grad():
-            loss = model(window, labels=window).loss.item()
-        total, count = total + loss * (window.shape[1] - 1), count + window.shape[1] - 1
+            loss = model(windows_BL, labels=windows_BL).loss.item()
+        number = windows_BL[:, 1:].numel()
+        total, count = total + loss * number, count + number
     return total, count

@@ -4,6 +4,7 @@ import io
 import json
 import random
 from collections.abc import Callable, Iterable
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -52,6 +53,11 @@ ATOMS = [
 
 def random_texts(count: int, seed: int, atoms: list[str] = ATOMS) -> list[str]:
     """Return texts of mixed scripts, spaces, contractions, emoji, special tokens and controls."""
+    return [*_random_texts(count, seed, (*atoms,))]
+
+
+@cache  # the same texts for many tokenizers
+def _random_texts(count: int, seed: int, atoms: tuple[str, ...]) -> list[str]:
     rng = random.Random(seed)
 
     def character() -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokamake.config.batching import BatchSizes, Rampup
@@ -43,6 +43,7 @@ def test_batches_resume_and_end(rank: int) -> None:
     assert not list(batches(SAMPLES, consumed_samples=len(SAMPLES), **settings))
 
 
+@settings(max_examples=40)
 @given(
     layouts=st.lists(
         st.tuples(st.integers(0, 6), st.integers(0, 2), st.integers(0, 12)), min_size=1, max_size=6
