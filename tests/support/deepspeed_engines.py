@@ -51,7 +51,7 @@ def build_engine(case: Case, **settings: Any) -> tuple[Any, nn.Module]:
     import deepspeed
 
     deepspeed.utils.groups.mpu = None
-    mpu = None if case.pipeline else _mpu(case)
+    mpu = None if case.pipeline else mpu_of(case)
     rank = dist.get_rank()
     weights = weights_of(case, rank % case.tensor, rank // case.tensor % case.data)
     module = pipeline_module(weights, case) if case.pipeline else Chain(weights)
@@ -86,7 +86,7 @@ def save(engine: Any, folder: Path, case: Case) -> None:
     module = engine.module
     state_dict = module.state_dict
     if not case.pipeline:
-        module.state_dict = lambda **options: _nested(state_dict(**options))
+        module.state_dict = lambda **options: nested(state_dict(**options))
     state = {
         "args": arguments(case),
         "checkpoint_version": 3.0,
@@ -107,7 +107,7 @@ def save(engine: Any, folder: Path, case: Case) -> None:
     module.state_dict = state_dict
 
 
-def _nested(flat: dict[str, Tensor]) -> dict[str, Any]:
+def nested(flat: dict[str, Tensor]) -> dict[str, Any]:
     """Nest a state as Megatron's state_dict_for_save_checkpoint does."""
     encoder = "language_model.encoder."
     model: dict[str, Any] = {
@@ -147,7 +147,7 @@ def _universal_info(case: Case) -> dict[str, Any]:
     return info
 
 
-def _mpu(case: Case) -> Any:
+def mpu_of(case: Case) -> Any:
     """Return Megatron's `mpu` as DeepSpeed uses it. Ranks of a tensor are consecutive."""
     rank, size = dist.get_rank(), case.tensor
     grid = torch.arange(case.world_size).view(-1, size)

@@ -211,7 +211,7 @@ def _states(optimizer: Any, base: Any, parameter: Tensor) -> Iterator[tuple[str,
             yield kind, utils.safe_get_full_optimizer_state(parameter, kind)
         return
     if hasattr(parameter, "_hp_mapping"):
-        yield from _partitioned_states(optimizer, base, parameter)
+        yield from partitioned_states(optimizer, base, parameter)
         return
     fp16, fp32 = (chain(*getattr(optimizer, f"fp{bits}_groups", [])) for bits in (16, 32))
     masters = dict(zip(fp16, fp32, strict=True))
@@ -221,7 +221,7 @@ def _states(optimizer: Any, base: Any, parameter: Tensor) -> Iterator[tuple[str,
         yield kind, base.state[master][kind]
 
 
-def _partitioned_states(
+def partitioned_states(
     optimizer: Any, base: Any, parameter: Tensor
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the same for flat groups, by the address of the parameter in memory.

@@ -322,7 +322,7 @@ def test_tensor_parallel_ranks_divide_no_experts_with_biases(tmp_path: Path) -> 
         writer.write(tmp_path / "a", source, "megatron", Target(ParallelLayout(2)))
 
 
-@pytest.mark.parametrize("kind", ["mds", "mds_pipeline", "universal"])
+@pytest.mark.parametrize("kind", ["mds_pipeline", "universal"])
 def test_experts_of_deepspeed_are_refused(kind: str, tmp_path: Path) -> None:
     shape = dense.ARCHITECTURES["mistral"]
     megatron_names.write(tmp_path / "a", kind, shape, random_tensors(shape, 1))

@@ -109,6 +109,7 @@ def opened(
     states: OptimizerStates,
     *,
     ranks: tuple[int, int],
+    unread: tuple[str, ...] = (),
 ) -> Checkpoint:
     """Return the open checkpoint of a format; `ranks` are tensor-parallel and pipeline ranks."""
     state, stage = description.state, states.zero_stage
@@ -119,7 +120,7 @@ def opened(
         folder,
         states.source(weights, model_tensors.weight_shapes(description.architecture)),
         layout=ParallelLayout(*ranks, data_parallel_size=num_ranks, zero_stage=stage),
-        unread=("optimizer states without names, of ZeRO stage 0",) * has_unread,
+        unread=unread or ("optimizer states without names, of ZeRO stage 0",) * has_unread,
         notes=states.notes | scheduler_note(state),
     )
 
@@ -130,21 +131,27 @@ def _data_parallel_size(state: Mapping[str, Any]) -> int:
     return size if isinstance(size, int) and size > 0 else 1
 
 
-def megatron_args(state: dict[str, Any], file: Path) -> Any:
+def megatron_args(state: dict[str, Any], file: Path, *, reads_experts: bool = False) -> Any:
     """Return Megatron's arguments in a rank's file, with the vocabulary size if it is recorded."""
     args: Any = state.get("args")
-    experts = getattr(args, "num_experts", None) or 1
-    numbers = experts if isinstance(experts, list | tuple) else [experts]
-    if getattr(args, "tokamake", None) is None and any(number != 1 for number in numbers):
+    if has_experts(args) and not reads_experts:
         raise UserError(
-            f"{file}: args.num_experts: {experts}: {_EXPERTS}, which tokamake does not read; give "
-            "a checkpoint of Megatron-LM"
+            f"{file}: args.num_experts: {args.num_experts}: {_EXPERTS}, which tokamake reads from "
+            "the format mds alone; give a checkpoint that Megatron-DeepSpeed saved without a "
+            "pipeline, not a universal one"
         )
     info = state.get("universal_checkpoint_info")
     vocab_size = info.get("original_vocab_size") if isinstance(info, dict) else None
     if vocab_size and args is not None:
         args.vocab_size = vocab_size
     return args
+
+
+def has_experts(args: Any) -> bool:
+    """Return whether arguments are those of a model with DeepSpeed's experts."""
+    experts = getattr(args, "num_experts", None) or 1
+    numbers = experts if isinstance(experts, list | tuple) else [experts]
+    return any(number != 1 for number in numbers)
 
 
 def client_state(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tokamake.checkpoint.deepspeed import folder as deepspeed_folder
+from tokamake.checkpoint.deepspeed.experts import NO_EXPERTS, ExpertRanks
 from tokamake.checkpoint.megatron_model import rank_file
 from tokamake.checkpoint.megatron_model.module_tree import current_name
 from tokamake.checkpoint.megatron_model.optimizer_states import (
@@ -98,6 +99,7 @@ def read_states(
     *,
     tensor_parallel_size: int,
     weights: Sequence[Extent],
+    experts: ExpertRanks = NO_EXPERTS,
 ) -> OptimizerStates:
     """Locate the optimizer states of a checkpoint.
 
@@ -115,7 +117,7 @@ def read_states(
     for model_rank, slices in enumerate(ranks):
         partitions = _partitions(folder, model_rank)
         _describe(states, partitions)
-        for group in _groups(folder, model_rank, partitions=partitions):
+        for group in _groups(folder, model_rank, partitions=partitions, experts=experts):
             # Several pipeline stages hold a tied parameter. The states of the first one count.
             owned: dict[str, TensorSlice] = {}
             for name in {flat_range.name for flat_range in group.ranges}:
@@ -157,7 +159,9 @@ def _partitions(folder: Path, model_rank: int) -> list[_Partition]:
     return partitions
 
 
-def _groups(folder: Path, model_rank: int, *, partitions: Sequence[_Partition]) -> list[_FlatGroup]:
+def _groups(
+    folder: Path, model_rank: int, *, partitions: Sequence[_Partition], experts: ExpertRanks
+) -> list[_FlatGroup]:
     model_states = rank_file.read(deepspeed_folder.model_states_path(folder, model_rank))
     shapes = model_states.get("param_shapes")
     try:
@@ -165,7 +169,7 @@ def _groups(folder: Path, model_rank: int, *, partitions: Sequence[_Partition]) 
             return [*_mapped_groups(partitions)]
         if _stage(partitions[0][1]) == 3:
             return [*_stage_3_groups(shapes, partitions)]
-        return [*_stage_1_and_2_groups(shapes, partitions)]
+        return [*_stage_1_and_2_groups(shapes, partitions, experts)]
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(
@@ -198,7 +202,9 @@ def _slice(slices: Mapping[str, TensorSlice], name: str, *, file: Path) -> Tenso
 
 
 def _stage_1_and_2_groups(
-    groups: Sequence[Mapping[str, Sequence[int]]], partitions: Sequence[_Partition]
+    groups: Sequence[Mapping[str, Sequence[int]]],
+    partitions: Sequence[_Partition],
+    experts: ExpertRanks,
 ) -> Iterator[_FlatGroup]:
     """Yield groups whose concatenated parameters are cut into equal partitions."""
     for index, shapes in enumerate(groups):
@@ -217,9 +223,10 @@ def _stage_1_and_2_groups(
             tensor.numel for flat in flat_groups for tensor in (flat.weights, *_tensors(flat))
         )
         paddings = partitions[0][1].get("param_alignment_paddings")
-        sizes = [*_sizes(shapes, paddings[index] if paddings else [0] * len(shapes))]
         for rank, flat in enumerate(flat_groups):
-            ranges = partition_ranges(sizes, rank * size, stop=(rank + 1) * size)
+            place, own = experts.place(shapes, rank, num_ranks=len(partitions))
+            sizes = [*_sizes(own, paddings[index] if paddings else [0] * len(shapes))]
+            ranges = partition_ranges(sizes, place * size, stop=(place + 1) * size)
             yield flat._replace(ranges=[flat_range for flat_range in ranges if flat_range.name])
 
 

@@ -52,8 +52,13 @@ _CORE_NAMES = (
     (r"\bmlp\.linear_fc2\.", "mlp.dense_4h_to_h."),
     # Transformer Engine's layers for all experts of a rank number their weights.
     (r"\bexperts\.(linear_fc[12]\.)(weight|bias)(\d+)$", r"experts.local_experts.\3.\1\2"),
+    # DeepSpeed's experts.
+    (r"\bdeepspeed_moe\.gate\.wg\.", "router."),
+    (r"\bdeepspeed_moe\.experts\.deepspeed_experts\.", "experts.local_experts."),
+    (r"(local_experts\.\d+\.)dense_h_to_4h\.", r"\1linear_fc1."),
+    (r"(local_experts\.\d+\.)dense_4h_to_h\.", r"\1linear_fc2."),
 )
-"""Patterns of names in megatron.core, and the classic names. The order matters."""
+"""Patterns of names in megatron.core and DeepSpeed, and the classic names. The order matters."""
 _CORE_DECODER_NAMES = (
     (r"^decoder\.", "language_model.decoder."),
     # megatron.core has these modules under two names.
@@ -196,7 +201,7 @@ def without_elements(tree: Any) -> Any:
 
 def locate(file: Path, module: Any, tree: Any) -> Iterator[Extent]:
     """Yield the extent of each tensor of a tree; only the dotted names in the module count."""
-    expected = _current_slices(tree)
+    expected = current_slices(tree)
     tensors = _by_current_name(module, expected)
     _check_names(file, tensors, expected=expected)
     for name, tensor in expected.items():
@@ -222,12 +227,12 @@ def _check_names(file: Path, tensors: Mapping[str, Any], *, expected: Mapping[st
 
 def in_file_order(module: Any, tree: Any) -> dict[str, TensorSlice]:
     """Return the slices of a tree in the order of the file, the order of the model's parameters."""
-    slices = _current_slices(tree)
+    slices = current_slices(tree)
     return {name: slices[name] for name in _by_current_name(module, slices) if name in slices}
 
 
-def _current_slices(tree: Any) -> dict[str, TensorSlice]:
-    """Slices of a tree by the names that files of all versions get."""
+def current_slices(tree: Any) -> dict[str, TensorSlice]:
+    """Return the slices of a tree by the names that files of all versions get."""
     return {current_name(name): each for name, each in named_slices(tree)}
 
 

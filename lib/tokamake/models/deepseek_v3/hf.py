@@ -53,3 +53,8 @@ HUGGING_FACE = (
         has_mtp_layers=True,
     ),
 )
+
+REFUSED = {
+    "deepseek_v32": "it attends to tokens that an indexer chooses",
+    "glm_moe_dsa": "it attends to tokens that an indexer chooses",
+}

@@ -28,5 +28,7 @@ HUGGING_FACE = (
 )
 
 REFUSED = {
-    "ministral": "some of its layers attend to windows, by another name than in other types",
+    "ministral": "its layer_types may differ; without windows, or with one in each layer, it is a "
+    "mistral: set model_type to that",
+    "ministral3": "it scales queries by their position",
 }

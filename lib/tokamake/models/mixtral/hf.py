@@ -36,4 +36,8 @@ HUGGING_FACE = (
 REFUSED = {
     "dbrx": "its experts are stored in one matrix, and it clamps queries, keys and values",
     "granitemoe": "it scales embeddings, attention scores, residuals and logits",
+    "granitemoeshared": "it scales embeddings, scores, residuals and logits, and has an MLP that "
+    "all tokens pass beside their experts",
+    "granitemoehybrid": "some of its layers are Mamba's",
+    "phimoe": "it has LayerNorms, and routers that choose by sparsemixer",
 }

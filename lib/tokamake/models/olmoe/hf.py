@@ -30,3 +30,5 @@ HUGGING_FACE = (
 )
 
 NOT_IN_MEGATRON = "it norms all heads together, and Megatron norms each head alone"
+
+REFUSED = {"flex_olmo": "its norms come after attention and experts"}

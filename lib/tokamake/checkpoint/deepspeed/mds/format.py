@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tokamake.checkpoint.deepspeed import experts
 from tokamake.checkpoint.deepspeed import folder as deepspeed_folder
 from tokamake.checkpoint.deepspeed.folder import warnings as warnings
 from tokamake.checkpoint.deepspeed.zero_reader import read_states
@@ -14,6 +15,7 @@ from tokamake.checkpoint.deepspeed.zero_writer import PartitionWriter
 from tokamake.checkpoint.format_protocol import CheckpointFormat
 from tokamake.checkpoint.megatron_model import module_tree, rank_file
 from tokamake.checkpoint.megatron_model.args_reader import Description, check_rank_counts
+from tokamake.checkpoint.megatron_model.optimizer_states import OptimizerStates
 from tokamake.checkpoint.megatron_model.tensor_parallel_slices import (
     TensorParallelRank,
     TensorSlice,
@@ -52,7 +54,10 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     files = [deepspeed_folder.model_states_path(folder, rank) for rank in range(size)]
     first = rank_file.read(files[0])
     rows = deepspeed_folder.vocabulary_rows(files[0], first) * size
-    args = deepspeed_folder.megatron_args(first, files[0])
+    args = deepspeed_folder.megatron_args(first, files[0], reads_experts=True)
+    layout = experts.NO_EXPERTS
+    if has_experts := deepspeed_folder.has_experts(args):
+        experts.translate(args, files[0])
     is_core = module_tree.is_core(first.get("module"))
     names = module_tree.current_names(first.get("module"))
     description = Description(files[0], first, args, rows, is_core, names)
@@ -65,12 +70,28 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         rank_file.check_same_step(file, state, first_file=files[0], first_state=first)
         version = rank_file.version_of(state, file, default=3.0)
         rank = TensorParallelRank(architecture, Axis(number, size), rows, version)
+        if has_experts:
+            slices.append(experts.slices_of(rank, args))
+            weights += experts.locate_others(file, state, slices[-1])
+            continue
         tree = module_tree.stage_tree(rank, layers)
         if not deepspeed_folder.has_no_weights(file):
             weights += module_tree.locate(file, state.get("module"), tree)
         slices.append(dict(module_tree.named_slices(tree)))
-    states = read_states(folder, slices, tensor_parallel_size=size, weights=weights)
-    return deepspeed_folder.opened("mds", folder, description, weights, states, ranks=(size, 1))
+    if has_experts:
+        weights += experts.locate(folder, args, slices)
+        layout = experts.expert_ranks(args, first)
+    unread: tuple[str, ...] = ()
+    if has_experts and size > 1:
+        states = OptimizerStates()
+        unread = ("optimizer states of experts beside several tensor-parallel ranks",)
+    else:
+        states = read_states(
+            *(folder, slices), tensor_parallel_size=size, weights=weights, experts=layout
+        )
+    return deepspeed_folder.opened(
+        *("mds", folder, description, weights, states), ranks=(size, 1), unread=unread
+    )
 
 
 def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Extent]:
