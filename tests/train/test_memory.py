@@ -22,8 +22,10 @@ from tokamake.checkpoint import model_tensors
 from tokamake.config.architecture import Architecture
 from tokamake.config.resolved_run import Run, read_run
 from tokamake.estimate.parameters import stage_sizes
+from tokamake.models.common.costs import saved_mask_bytes
 from tokamake.models.common.positions import rotary
 from tokamake.parallel import mesh
+from tokamake.parallel.document_mask import PackedDocuments
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.memory import estimate
 from tokamake.train.numerics import with_precision
@@ -104,6 +106,42 @@ def test_layer_formulas_equal_the_tensors_that_torch_saves(
         architecture, size=dtype.itemsize, fused_norm=False
     )
     assert formula.states + formula.gathered + formula.split == pytest.approx(saved_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("gpt_oss", {"sliding_window": 128}),
+        ("gemma2", {"sliding_window": 256}),
+        ("mistral", {"sliding_window": 128}),
+        ("llama", {}),
+    ],
+)
+def test_masks_of_documents_equal_those_that_torch_saves(
+    family: str, changes: dict[str, int]
+) -> None:
+    """A CPU computes documents of a few tokens as a device without flash attention does."""
+    length = 1024
+    sizes = SIZES | OF_FAMILIES.get(family, {}) | changes | {"num_hidden_layers": 2}
+    architecture = Architecture(family=family, **sizes)
+    model = plugins.load("models/*/model", family).Model(architecture)
+    documents = PackedDocuments(torch.arange(length).div(8).long()[None])
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() == 4 and tensor.shape[1] == 1:  # the same for all heads
+            storage = tensor.untyped_storage()
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    cos, sin = rotary(torch.arange(length), architecture, torch.float32)
+    x_BLD = torch.randn(1, length, 256, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        for layer in model.blocks:
+            x_BLD = layer(x_BLD, cos, sin, documents)
+    own = sum(kept.values())
+    estimated = 2 * saved_mask_bytes(architecture, length, size=4)
+    assert 0.8 * estimated <= own <= estimated
 
 
 def larger(run: Run, folder: Path, device: torch.device = CPU, **changes: Any) -> Run:

@@ -282,6 +282,11 @@ class Architecture(Settings):
         return bool(self._optional("attention_sinks", False))
 
     @property
+    def needs_scores(self) -> bool:
+        """Whether scores of attention are capped or have sinks, which no kernel of torch knows."""
+        return bool(self.attention_softcap) or self.attention_sinks
+
+    @property
     def query_scale(self) -> float:
         """Factor of queries, beside 1 / √head_dim, which all attention has."""
         return (self.head_dim / self._optional("query_pre_attn_scalar", self.head_dim)) ** 0.5

@@ -16,7 +16,7 @@ from tokamake.config.objective import objective_data
 from tokamake.config.parallel import SPLIT_BACKWARD
 from tokamake.config.resolved_run import Run, sample_lengths
 from tokamake.config.training import TrainSettings
-from tokamake.models.common.costs import SavedActivations, rms_norm_bytes
+from tokamake.models.common.costs import SavedActivations, rms_norm_bytes, saved_mask_bytes
 from tokamake.runtime.device_types import holds_no_masks
 
 _FP32_BYTES = 4
@@ -208,7 +208,11 @@ def _activations(run: Run, setup: _Setup, *, stages: list[StageSize], rank: int)
         num_outputs = 1 + run.architecture.num_mtp_layers
         logits = num_outputs * _num_logits(run, stacks[-1]) * _logit_bytes(run, setup)
     samples = run.train.micro_batch_size / parallel.context_parallel_size
-    return samples * (passes * layers + logits) + _attention_bias_bytes(run, setup)
+    num_layers = sum(stack.num_layers for stack in stacks)
+    if run.train.recompute_granularity == "full":
+        num_layers = min(num_layers, run.train.recompute_num_layers)
+    masks = _attention_bias_bytes(run, setup, num_layers=passes * num_layers)
+    return samples * (passes * layers + logits) + masks
 
 
 class _SameLayers(NamedTuple):
@@ -361,10 +365,13 @@ def _layer_bytes(run: Run, setup: _Setup, *, stack: _SameLayers) -> float:
     return group * state + (num_layers - group) * layer + (layer if group else 0)
 
 
-def _attention_bias_bytes(run: Run, setup: _Setup) -> float:
-    """Bytes of attention's bias or mask, which all layers share.
+def _attention_bias_bytes(run: Run, setup: _Setup, *, num_layers: float) -> float:
+    """Bytes of attention's bias or mask, which layers share, and of those that each layer saves.
 
     A mask keeps documents apart where no kernel for packed documents can be used.
+
+    Args:
+        num_layers: layers whose activations exist at the same time.
     """
     train, architecture = run.train, run.architecture
     lengths = sample_lengths(run)
@@ -382,7 +389,11 @@ def _attention_bias_bytes(run: Run, setup: _Setup) -> float:
         )
         return sum(pairs) * heads * setup.dtype_bytes + cross_attention
     has_flash = holds_no_masks(setup.device_type) and setup.dtype_bytes < _FP32_BYTES
-    if setup.device_type == "cpu" or has_flash:
+    if setup.device_type == "cpu" or (has_flash and not architecture.needs_scores):
         return cross_attention
-    masks = (length**2 for length, masked in zip(lengths, is_masked, strict=True) if masked)
+    masks = (
+        length**2 + num_layers * saved_mask_bytes(architecture, length, size=setup.dtype_bytes)
+        for length, masked in zip(lengths, is_masked, strict=True)
+        if masked
+    )
     return sum(masks) * train.micro_batch_size + cross_attention

@@ -71,6 +71,18 @@ def test_slices_are_computed_alone(tmp_path: Path) -> None:
         assert raw == whole[part].contiguous().view(torch.uint8).numpy().tobytes()
 
 
+def test_numbers_with_a_scale_of_255_are_nan(tmp_path: Path) -> None:
+    """So say OCP's Microscaling Formats 1.0, section 5.4.1."""
+    quantized(tmp_path)
+    tensors = load_file(file := tmp_path / "model.safetensors")
+    tensors[EXPERTS.format(0) + "down_proj_scales"][2, 5, 1] = 255
+    save_file(tensors, file)
+    read = open_any(tmp_path).source.read(f"model.{EXPERTS.format(0)}down_proj.weight")
+    expected = torch.zeros_like(read, dtype=torch.bool)
+    expected[2, 5, 32:64] = True
+    assert torch.equal(read.isnan(), expected)
+
+
 def drop(name: str) -> Callable[[Tensors], Any]:
     return lambda tensors: tensors.pop(EXPERTS.format(0) + name)
 

@@ -29,6 +29,8 @@ _NUMBERS = np.array([*_MAGNITUDES, *(-each for each in _MAGNITUDES)], np.float32
 """Numbers by their 4 bits."""
 _BIAS = 127
 """Exponent that a scale of 0 has, negated."""
+_NO_NUMBER = 255
+"""The scale of numbers that are NaN; transformers makes most of them infinite."""
 
 
 class StoredTensor(NamedTuple):
@@ -104,8 +106,9 @@ def _dequantized(blocks: Array, scales: Array) -> Array:
     """(rows, inputs) fp32 numbers of (rows, groups, 16) blocks."""
     halves = np.stack((blocks & 15, blocks >> 4), axis=-1)
     numbers = _NUMBERS[halves.reshape(*scales.shape, _GROUP)]
-    with np.errstate(all="ignore"):  # a scale of 255 is no number
-        numbers *= np.ldexp(np.float32(1), scales.astype(np.int32) - _BIAS)[..., None]
+    exponents = scales.astype(np.int32) - _BIAS
+    factors = np.where(scales == _NO_NUMBER, np.float32(np.nan), np.ldexp(np.float32(1), exponents))
+    numbers *= factors[..., None]
     result: Array = numbers.reshape(len(numbers), -1)
     return result
 

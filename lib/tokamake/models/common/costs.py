@@ -225,6 +225,17 @@ def decoder_layer(
     )
 
 
+def saved_mask_bytes(architecture: Architecture, length: int, *, size: int) -> float:
+    """Mean bytes of the mask that a layer saves for a row of documents without flash attention.
+
+    torch's own attention saves a bias, `size` bytes a number, the arithmetic of caps and sinks a
+    bool mask. Blocks of queries are as long as a window, and see as many earlier tokens.
+    """
+    windows = [architecture.window(number) for number in range(architecture.num_hidden_layers)]
+    seen = [min(length, 2 * window) if window else length for window in windows]
+    return length * sum(seen) / len(seen) * (1 if architecture.needs_scores else size)
+
+
 class AttentionProducts(NamedTuple):
     """Multiply-adds of attention in a layer."""
 
