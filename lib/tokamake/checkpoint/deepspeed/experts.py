@@ -78,14 +78,18 @@ def translate(args: Any, file: Path) -> None:
         return
     numbers = {*_listed(args.num_experts)}
     if len(numbers) > 1:
-        raise _refused(file, "num_experts", args.num_experts, "layers with different experts")
+        raise _refused(
+            *(file, "num_experts"),
+            value=args.num_experts,
+            meaning="layers with different experts",
+        )
     for name, (known, default, meaning) in _REFUSED.items():
         value = getattr(args, name, default)
         if (value.lower() if isinstance(value, str) else value) != known:
-            raise _refused(file, name, value, meaning)
+            raise _refused(file, name, value=value, meaning=meaning)
     if (chosen := getattr(args, "topk", 1)) == 1:
         meaning = "weights of experts that are raw probabilities"
-        raise _refused(file, "topk", chosen, meaning)
+        raise _refused(file, "topk", value=chosen, meaning=meaning)
     (args.num_experts,) = numbers
     args.moe_router_topk = chosen
     usual = {"moe_token_dropping": "drops tokens beyond a capacity"}
@@ -109,7 +113,7 @@ def _listed(value: Any) -> list[Any]:
     return [*value] if isinstance(value, list | tuple) else [value]
 
 
-def _refused(file: Path, name: str, value: Any, meaning: str) -> UserError:
+def _refused(file: Path, name: str, *, value: Any, meaning: str) -> UserError:
     return UserError(
         f"{file}: args.{name}: {value!r}: means {meaning}, which no family of tokamake has; give a "
         "checkpoint of a model without"
@@ -132,7 +136,7 @@ def _are_divided(args: Any) -> bool:
 
 
 def locate_others(
-    file: Path, state: Mapping[str, Any], slices: Mapping[str, TensorSlice]
+    file: Path, state: Mapping[str, Any], *, slices: Mapping[str, TensorSlice]
 ) -> list[Extent]:
     """Return the extents of a rank's tensors that are not experts."""
     if deepspeed_folder.has_no_weights(file):
@@ -150,7 +154,7 @@ def locate_others(
     return [*module_tree.locate(file, module, others)]
 
 
-def locate(folder: Path, args: Any, slices: Sequence[Mapping[str, TensorSlice]]) -> list[Extent]:
+def locate(folder: Path, args: Any, *, slices: Sequence[Mapping[str, TensorSlice]]) -> list[Extent]:
     """Return the extents of all experts; `slices` of each tensor-parallel rank."""
     missing = {
         (number, name)

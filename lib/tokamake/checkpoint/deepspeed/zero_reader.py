@@ -169,7 +169,7 @@ def _groups(
             return [*_mapped_groups(partitions)]
         if _stage(partitions[0][1]) == 3:
             return [*_stage_3_groups(shapes, partitions)]
-        return [*_stage_1_and_2_groups(shapes, partitions, experts)]
+        return [*_stage_1_and_2_groups(shapes, partitions, experts=experts)]
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = f"{type(error).__name__}: {error}"
         raise UserError(
@@ -204,6 +204,7 @@ def _slice(slices: Mapping[str, TensorSlice], name: str, *, file: Path) -> Tenso
 def _stage_1_and_2_groups(
     groups: Sequence[Mapping[str, Sequence[int]]],
     partitions: Sequence[_Partition],
+    *,
     experts: ExpertRanks,
 ) -> Iterator[_FlatGroup]:
     """Yield groups whose concatenated parameters are cut into equal partitions."""

@@ -72,14 +72,14 @@ def open_checkpoint(folder: Path) -> Checkpoint:
         rank = TensorParallelRank(architecture, Axis(number, size), rows, version)
         if has_experts:
             slices.append(experts.slices_of(rank, args))
-            weights += experts.locate_others(file, state, slices[-1])
+            weights += experts.locate_others(file, state, slices=slices[-1])
             continue
         tree = module_tree.stage_tree(rank, layers)
         if not deepspeed_folder.has_no_weights(file):
             weights += module_tree.locate(file, state.get("module"), tree)
         slices.append(dict(module_tree.named_slices(tree)))
     if has_experts:
-        weights += experts.locate(folder, args, slices)
+        weights += experts.locate(folder, args, slices=slices)
         layout = experts.expert_ranks(args, first)
     unread: tuple[str, ...] = ()
     if has_experts and size > 1:
