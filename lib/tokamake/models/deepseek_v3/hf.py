@@ -54,7 +54,4 @@ HUGGING_FACE = (
     ),
 )
 
-REFUSED = {
-    "deepseek_v32": "it attends to tokens that an indexer chooses",
-    "glm_moe_dsa": "it attends to tokens that an indexer chooses",
-}
+REFUSED = dict.fromkeys(("deepseek_v32", "glm_moe_dsa"), "an indexer chooses tokens to attend to")
