@@ -223,11 +223,17 @@ def normal_forms(normalize: Normalize, texts: list[str]) -> list[str]:
     for separator in _SEPARATORS:
         if normalize(2 * separator) != 2 * separator:
             continue
-        plain = [text for text in texts if separator not in text]
-        forms = []
+        alone = [place for place, text in enumerate(texts) if separator in text]
+        plain, forms = texts.copy(), []
+        for place in alone:
+            plain[place] = ""
         for start in range(0, len(plain), _CHUNK):
-            forms += normalize(separator.join(plain[start : start + _CHUNK])).split(separator)
-        if len(forms) == len(plain):  # no text writes or removes a separator
-            found = iter(forms)
-            return [normalize(text) if separator in text else next(found) for text in texts]
+            chunk = plain[start : start + _CHUNK]
+            joined = separator.join(chunk)
+            normalized = normalize(joined)
+            forms += chunk if normalized == joined else normalized.split(separator)
+        if len(forms) == len(texts):  # no text writes or removes a separator
+            for place in alone:
+                forms[place] = normalize(texts[place])
+            return forms
     raise Unsupported("its normalizer changes all separators")

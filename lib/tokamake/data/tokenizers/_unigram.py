@@ -26,6 +26,8 @@ from tokamake.data.tokenizers._patterns import CHARACTERS, compile_sets, matchin
 from tokamake.data.tokenizers._sentencepiece_style import BYTES, MARK, metaspace_prefix
 
 _EXTENSION = "\u0489"  # belongs to the character before it
+_ALONE = (0x3400, 0xA000), (0xAC00, 0xD7A4), (0x20000, 0x40000)
+"""Ranges of ideographs and Hangul syllables, which are the most characters, and join no others."""
 _INSIDE = "(?:\0Joins+\0Other|\0Joins|\0Inside)+"
 _WORDS = f"\0Space?{MARK}?{_INSIDE}|\0Space?{MARK}|\0Space+(?=\0Space)|\0Space"
 _MARKED = f"[ {MARK}]?[^ {MARK}]+|[ {MARK}]"
@@ -75,7 +77,9 @@ def _words(
     spaces = ~matching("\0Visible")
     is_space = dict(zip(CHARACTERS, spaces.tolist(), strict=True))
     # A character that is no space may become one, but may belong to the one before it.
-    separates = spaces & [form != "" and all(map(is_space.get, form)) for form in forms]
+    separates = np.zeros_like(spaces)
+    for place in np.flatnonzero(spaces):
+        separates[place] = forms[place] != "" and all(map(is_space.get, forms[place]))
     mark = matching(MARK)
     if forms[int(np.flatnonzero(mark)[0])] not in (" ", MARK):
         raise Unsupported("its normalizer changes U+2581")
@@ -100,13 +104,15 @@ def _joins(normalize: Normalize, forms: list[str]) -> tuple[NDArray[np.bool_], N
     probe = next((t for t, form in zip(changed, extended, strict=True) if form == normalize(t)), "")
     if not probe:
         return np.zeros(len(CHARACTERS), bool), np.zeros(len(CHARACTERS), bool)
-    alone = normalize(probe)
-    first = normal_forms(normalize, [text + probe + _EXTENSION for text in CHARACTERS])
-    last = normal_forms(normalize, [probe + text for text in CHARACTERS])
-    joins = [text != form + alone for text, form in zip(first, forms, strict=True)]
-    return np.array(joins), np.array(
-        [text != alone + form for text, form in zip(last, forms, strict=True)]
-    )
+    codes = np.array([*map(ord, CHARACTERS)])
+    places = np.flatnonzero(~np.any([(codes >= a) & (codes < b) for a, b in _ALONE], axis=0))
+    texts, forms = [CHARACTERS[place] for place in places], [forms[place] for place in places]
+    alone, found = normalize(probe), np.zeros((2, len(CHARACTERS)), bool)
+    first = normal_forms(normalize, [text + probe + _EXTENSION for text in texts])
+    last = normal_forms(normalize, [probe + text for text in texts])
+    found[0, places] = [text != form + alone for text, form in zip(first, forms, strict=True)]
+    found[1, places] = [text != alone + form for text, form in zip(last, forms, strict=True)]
+    return found[0], found[1]
 
 
 def _in_bytes(pieces: list[tuple[str, float]]) -> list[bytes]:
