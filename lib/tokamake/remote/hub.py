@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -309,12 +310,19 @@ def bounded_answers(address: str) -> Iterator[None]:
         response.stream = AnswerBody(response.stream)
 
     bounded = {"request": [*hooks["request"], bounds.ask], "response": [*hooks["response"], bind]}
-    set_client_factory(lambda: http.Client(event_hooks=bounded, follow_redirects=True))
+    certificates = _certificates(http, *map(os.environ.get, ("SSL_CERT_FILE", "SSL_CERT_DIR")))
+    options = {"follow_redirects": True, "verify": certificates}
+    set_client_factory(lambda: http.Client(event_hooks=bounded, **options))
     try:
         yield
     finally:
-        options = {"follow_redirects": True, "timeout": None}
-        set_client_factory(lambda: http.Client(event_hooks=hooks, **options))
+        set_client_factory(lambda: http.Client(event_hooks=hooks, timeout=None, **options))
+
+
+@cache
+def _certificates(http: Any, *_: str | None) -> Any:
+    """TLS context of a package, by the variables that it reads; each client would read it again."""
+    return http.create_ssl_context()
 
 
 class _AnswerBounds:
