@@ -64,12 +64,13 @@ enum class Prefix : uint8_t {
 class TextEncoder {
  public:
   struct Rules {
-    AddedTexts added;       // found first, then the rest is normalized
-    AddedTexts later;       // found in normalized text
-    Normalizer normalizer;  // of text, or of each word
-    PreTokenizer words;     // splits the text between added texts
-    Prefix prefix;          // of the text between added texts
-    bool normalizes_words;  // words are split and looked up as they are in the text
+    AddedTexts added;                // found first, then the rest is normalized
+    AddedTexts later;                // found in normalized text
+    Normalizer normalizer;           // of text, or of each word
+    PreTokenizer words;              // splits the text between added texts
+    Prefix prefix;                   // of the text between added texts
+    bool normalizes_words;           // words are split and looked up as they are in the text
+    bool strips_left, strips_right;  // white space at the ends of the text between added texts
   };
 
   TextEncoder(std::shared_ptr<const WordModel> model, Rules rules);

@@ -516,6 +516,8 @@ class TextEncoder:
         after: _Map | None = None,
         prefix: str = "",
         normalizes_words: bool = False,
+        strips_left: bool = False,
+        strips_right: bool = False,
     ) -> None:
         """Start with an empty cache of words.
 
@@ -531,14 +533,16 @@ class TextEncoder:
             later: further ones that are found in normalized text.
             letters: (0x110000,) whether a character belongs to a word, for flag 4.
             before: texts of single characters, a `Map` of `data.tokenizers._normalization`.
-            marks: (0x110000,) whether a character is normalized next, with the one before. May be
-                empty.
+            marks: (0x110000,) 1: a character is normalized next, with the one before; 2: with its
+                word, if `normalizes_words`. May be empty.
             after: texts of single characters of the result.
             prefix: when a space begins the text between added tokens: "" (never), "always",
                 "unless space" or "unless mark" (a space or U+2581) begins it already, or "first
                 unless mark", for text that begins a document.
             normalizes_words: words are split and looked up as they are in the text, and normalized
                 only for the model.
+            strips_left: white space before the text between added tokens is removed first.
+            strips_right: likewise after it.
         """
 
     def encode(
@@ -546,9 +550,8 @@ class TextEncoder:
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.int64]]:
         """(tokens,) concatenated tokens of all texts, and (texts,) tokens of each text.
 
-        `normalize` gets marked characters, each time with the one before, or with
-        `normalizes_words` each word that has marked characters. ValueError if a result has more
-        than 12 times the bytes of these characters.
+        `normalize` gets marked characters, each time with the one before, or the whole word.
+        ValueError if a result has more than 12 times the bytes of these characters.
         """
 
     def encode_utf8(

@@ -28,7 +28,7 @@ ATOMS = [
     ),
     *("\ufb01", "\u00aax", "a\u0301", "\u0489", "\u0600", "Hello", "the", "１", "½", "☃☃", "``"),
     *("e\u0323\u0301", "''", "É", "각", "\u1100\u1161\u11a8", "´", "<q>", "中文，。", "   "),
-    *("É\uff9e", "A\U0001f3fb", "A\u0e33", "\u0600A"),  # characters that join others
+    *("É\uff9e", "A\U0001f3fb", "A\u0e33", "\u0600A", "\u00a0\u20dd"),  # join others
 ]
 T5 = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
 
@@ -77,7 +77,13 @@ def test_albert_normalizes_words_in_several_steps() -> None:
     steps += [normalizers.StripAccents(), normalizers.Lowercase(), tokenizer.normalizer]
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(" {2,}"), " ")])
     check(tokenizer)
-    tokenizer.normalizer = normalizers.Sequence([normalizers.Strip(), tokenizer.normalizer])
+
+
+@pytest.mark.parametrize("left", [False, True])
+def test_stripped_text_gives_the_same_tokens(left: bool) -> None:
+    tokenizer = unigram("nmt_nfkc")
+    strip = normalizers.Strip(left=left, right=True)
+    tokenizer.normalizer = normalizers.Sequence([strip, tokenizer.normalizer])
     check(tokenizer, count=500)
 
 
@@ -135,6 +141,8 @@ def test_models_that_are_not_exact_are_refused() -> None:
 
     assert reason() == ""
     assert "is Prepend" in reason(normalizer=normalizers.Prepend("a"))
+    between = normalizers.Sequence([normalizers.NFC(), normalizers.Strip(), tokenizer.normalizer])
+    assert "strips text between" in reason(normalizer=between)
     assert "is Replace" in reason(normalizer=normalizers.Replace(" a", "b"))
     assert "is Precompiled" in reason(pre_tokenizer=pre_tokenizers.Metaspace())
     never = pre_tokenizers.Metaspace(prepend_scheme="never")

@@ -81,7 +81,14 @@ def compile_words(definition: bytes) -> tuple[Normalization, list[str]]:
     Words without marked characters are normalized. Unsupported if that is not known to be exact.
     """
     steps = [*flat_steps(json.loads(definition), "normalizers")]
-    # Strip removes white space at the ends of a text, where it separates no words.
+    arguments: dict[str, Any] = {}
+    if steps and steps[0]["type"] == "Strip":
+        first = steps.pop(0)
+        arguments = {f"strips_{side}": first[f"strip_{side}"] for side in ("left", "right")}
+    kinds = [step["type"] for step in steps]
+    if "Strip" in kinds and "Precompiled" in kinds[kinds.index("Strip") :]:
+        raise Unsupported("its normalizer strips text between other steps")
+    # Otherwise Strip removes white space at the ends of a text, where it separates no words.
     steps = [step for step in steps if step["type"] != "Strip"]
     for step in steps:
         if step["type"] not in _WITHIN_WORDS and not _is_within_words(step):
@@ -95,7 +102,8 @@ def compile_words(definition: bytes) -> tuple[Normalization, list[str]]:
         for text, form in zip(CHARACTERS, forms, strict=True)
     ]
     marked = of_all_points(np.array(marks, np.uint8))
-    return Normalization({"marks": marked} if steps else {}, whole, whole), forms
+    arguments |= {"marks": marked} if steps else {}
+    return Normalization(arguments, whole, whole), forms
 
 
 def _is_within_words(step: Json) -> bool:
