@@ -51,7 +51,7 @@ SECTIONS = {"parallel", "optimizer", "dropout", "router", "objective"}
 SIXTY = 60
 THOUSAND = 1000
 PARTS = {1: 20, TIMES: 60}
-"""Parts in which compositions with each pair once, or more often, are proved: a minute or two of
+"""Parts in which compositions with each pair once, or more often, are proved: some minutes of
 one core each."""
 MARKS = {1: [pytest.mark.grid], TIMES: [pytest.mark.grid, pytest.mark.compositions]}
 """For the times of each pair."""
@@ -70,7 +70,7 @@ def made(factory: pytest.TempPathFactory, least: int, times: int = 0) -> Drawing
 
 @pytest.fixture(scope="module")
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Drawing:
-    """Compositions with each pair of values some times."""
+    """Compositions with each pair of values; the parameter: how often."""
     return made(tmp_path_factory, THOUSAND, request.param)
 
 

@@ -85,7 +85,7 @@ def test_a_wrong_factor_is_shown_in_its_smallest_form_with_a_config_that_fails(
     with pytest.raises(pytest.fail.Exception) as failed:
         assert_proved([drawn])
     text, _, config = str(failed.value).partition("\nrun.yaml for `tokamake prove`:\n")
-    begin = "1 compositions fail; the smallest form of one:\n"
+    begin = "failed: 1; the smallest form of one:\n"
     shown, line = text.removeprefix(begin).rstrip("\n").rsplit("\n", 1)
     assert yaml.safe_load(shown) == {
         "family": "llama",

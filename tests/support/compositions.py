@@ -101,6 +101,7 @@ class Composition(NamedTuple):
         Raises:
             ValidationError, UserError: tokamake refuses it.
         """
+        assert self.values.keys() <= self.axes.keys(), self.values.keys() - self.axes.keys()
         architecture = SHAPE | {
             name: values[0] for name, values in FAMILIES.get(self.family, {}).items()
         }

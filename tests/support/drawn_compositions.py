@@ -90,7 +90,7 @@ class Drawing:
         return composition
 
     def complete(self, times: int) -> None:
-        """Draw until each pair is in some compositions, except refused pairs.
+        """Draw until each pair is in `times` compositions, except refused pairs.
 
         Then until each three and all four of `KINDS` are together in as many that do not divide
         experts: pairs with divided experts already need three.
@@ -218,7 +218,7 @@ def _with_effect(composition: Composition, axis: str) -> Composition:
 
 
 def drawing(least: int, times: int = 0) -> Drawing:
-    """A number of compositions or more, as many as have each pair some times."""
+    """At least `least` compositions, and so many that each pair is in `times` of them."""
     with known_plug_ins():
         made = Drawing()
         made.complete(times)

@@ -83,4 +83,4 @@ def assert_proved(compositions: Iterable[Composition]) -> None:
         ((_, line),) = failures([composition]) or again
     form = "the smallest form of one" if again else "one, which passes alone"
     config = f"\nrun.yaml for `tokamake prove`:\n{composition.config}" if composition.config else ""
-    pytest.fail(f"{len(failed)} compositions fail; {form}:\n{composition}{line}{config}")
+    pytest.fail(f"failed: {len(failed)}; {form}:\n{composition}{line}{config}")

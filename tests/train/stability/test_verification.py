@@ -55,7 +55,7 @@ GRID: dict[str, tuple[str, Values]] = {
     ),
     "ict": ("biencoder", DATA),
     "ulysses": ("gpt", ULYSSES),
-    "ring, documents": ("llama", CONTEXT | {"document_mask": True}),
+    "ring, documents": ("llama", CONTEXT | {"reset_attention_mask": True}),
     "tensor, ring": ("llama", SEQUENCE | CONTEXT | {"zero_stage": 3}),
     "experts, tensor, fp16": ("mixtral", EXPERTS | SEQUENCE | {"precision": "fp16"}),
     "experts over context": (
@@ -278,7 +278,7 @@ def test_an_error_of_a_link_accuses_no_host(
 
 
 def found_on_device(faulty: Path) -> list[str]:
-    """Errors of checks on an accelerator, in which rank 1 flips a bit but the first and last."""
+    """Errors of five checks on an accelerator: rank 1 flips a bit in all but the first and last."""
     os.environ[errors.FAULTY_HOSTS_VARIABLE] = str(faulty)
     engine = engine_of("llama", DATA | {"zero_stage": 3}, standin_use.use())
     with counted() as costs:
