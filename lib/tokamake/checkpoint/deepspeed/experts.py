@@ -74,8 +74,6 @@ NO_EXPERTS = ExpertRanks(1, is_strided=False)
 
 def translate(args: Any, file: Path) -> None:
     """Give arguments of DeepSpeed's experts Megatron-LM's names, or refuse them."""
-    if getattr(args, "tokamake", None) is not None:
-        return
     numbers = {*_listed(args.num_experts)}
     if len(numbers) > 1:
         raise _refused(
