@@ -125,7 +125,7 @@ class Layer(nn.Module):
 
 
 class ExpertModel(nn.Module):
-    """Layers one after the other, of which MLPs alone compute something."""
+    """A stack of layers in which only the MLPs compute something."""
 
     def __init__(self, case: ExpertCase) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Kernels of the stand-in accelerator: those of the CPU, on memory of the host."""
+"""Kernels of the stand-in accelerator: they call the CPU's kernels on memory of the host."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext

@@ -117,7 +117,7 @@ def test_each_rank_waits_once_a_step_and_for_rows_of_experts(layouts: Any, name:
 
 
 WAITS_OF_DEEPSPEED = {0: 1, 1: 7, 2: 7, 3: 5}
-"""Waits of a step by stage. One is in tokamake, the others are in DeepSpeed's step and norm."""
+"""Waits of a step by ZeRO stage: one in tokamake, the others in DeepSpeed's step and norm."""
 
 
 @pytest.mark.parametrize("stage", WAITS_OF_DEEPSPEED)

@@ -74,7 +74,7 @@ def compile_normalizer(definition: bytes) -> Normalization:
 
 
 def compile_words(definition: bytes) -> tuple[Normalization, list[str]]:
-    """Compile a normalizer of which each word between spaces can be normalized alone.
+    """Compile a normalizer that can normalize each word between spaces alone.
 
     Also returns the normal form of each of CHARACTERS.
 

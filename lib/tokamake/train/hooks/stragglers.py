@@ -98,7 +98,7 @@ class Stragglers(Hook):
         return [f"rank {rank} on {self._hosts[rank]} is slow: {reasons[rank]}" for rank in new]
 
     def _exchange(self, own: RankTimes) -> list[RankTimes]:
-        """Gather the times of all ranks; return those of the last call, none at the first one.
+        """Gather the times of all ranks; return those of the call before. The first returns none.
 
         To read the times of this call, the host would have to wait for the device. The copy of the
         last ones has ended: each step waits for its loss.
