@@ -61,6 +61,7 @@ RUNS: dict[str, tuple[str, str, Values]] = {
     "bert masked, packed": ("bert", "masked", {"pack_samples": True}),
 }
 """Family, objective and settings: each family with each objective that it learns, and variants."""
+PARTS = 4
 
 
 class Trained(NamedTuple):
@@ -115,13 +116,16 @@ def waits_of_experts(run: Run) -> int:
     return len(run.architecture.expert_layers) * NUM_BATCHES
 
 
-def train_on_both() -> dict[str, tuple[Trained, Trained]]:
-    """Train each run on the CPU and on the stand-in."""
+def train_on_both(part: int) -> dict[str, tuple[Trained, Trained]]:
+    """Train the runs of a part on the CPU and on the stand-in."""
     device = standin_use.use()
-    return {
-        name: (train(run, CPU), train(run, device))
-        for name, run in ((name, one_rank(name)) for name in RUNS)
-    }
+    runs = {name: one_rank(name) for name in RUNS if part_of(name) == part}
+    return {name: (train(run, CPU), train(run, device)) for name, run in runs.items()}
+
+
+def part_of(run: str) -> int:
+    """Part of a run, of `PARTS`; the runs of a part share a process, whose first steps are slow."""
+    return [*RUNS].index(run) * PARTS // len(RUNS)
 
 
 def one_rank(name: str) -> Run:

@@ -5,6 +5,9 @@ is trained here.
 """
 
 import ast
+import pickle
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ import torch
 from tests.support import standin_device, standin_use
 from tests.support.paths import MODULES, PACKAGE
 from tests.support.ranks import spawn
+from tests.support.shared_folders import made_once
 from tests.support.standin_costs import counted
 from tests.support.standin_training import (
     LAYOUTS,
@@ -23,6 +27,7 @@ from tests.support.standin_training import (
     engine_of,
     layout,
     one_rank,
+    part_of,
     train_by_deepspeed,
     train_layouts,
     train_on_both,
@@ -34,12 +39,32 @@ from tokamake.runtime.device_types import DEVICE_TYPES
 from tokamake.runtime.ranks import Ranks
 from tokamake.train.random_state import random_state, seed_all, set_random_state
 
+ByName = dict[str, tuple[Trained, Trained]]
+"""Trainings on the CPU and on the stand-in."""
+
+
+def trained_once(
+    factory: pytest.TempPathFactory, work: Callable[..., ByName], world_size: int, *args: Any
+) -> list[ByName]:
+    """Trainings of each rank, which the workers of a run of pytest share."""
+
+    def make(folder: Path) -> None:
+        (folder / "trained").write_bytes(pickle.dumps(spawn(work, world_size, *args)))
+
+    name = "-".join(map(str, ("stand-in", work.__name__, *args)))
+    of_ranks: list[ByName] = pickle.loads((made_once(factory, name, make) / "trained").read_bytes())
+    return of_ranks
+
 
 @pytest.fixture(scope="module")
-def trained() -> dict[str, tuple[Trained, Trained]]:
-    of_rank: dict[str, tuple[Trained, Trained]]
-    (of_rank,) = spawn(train_on_both, 1)
-    return of_rank
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Trained, Trained]]:
+    """A run's training; its part is trained when the first of its runs is asked for."""
+
+    @cache
+    def of_part(part: int) -> ByName:
+        return trained_once(tmp_path_factory, train_on_both, 1, part)[0]
+
+    return lambda run: of_part(part_of(run))[run]
 
 
 def assert_close(on_device: Trained, on_cpu: Trained) -> None:
@@ -48,31 +73,35 @@ def assert_close(on_device: Trained, on_cpu: Trained) -> None:
     assert on_device.numbers == pytest.approx(on_cpu.numbers, rel=2e-2 if is_rounded else 1e-6)
 
 
-@pytest.mark.parametrize("run", RUNS)
+each_run = pytest.mark.parametrize("run", RUNS, scope="module")
+"""Tests of the same run come together, so that one worker has them."""
+
+
+@each_run
 def test_numbers_are_those_of_the_cpu(trained: Any, run: str) -> None:
-    on_cpu, on_device = trained[run]
+    on_cpu, on_device = trained(run)
     assert sum(on_device.costs.launches.values()) > 100
     assert not on_cpu.costs.launches
     assert_close(on_device, on_cpu)
 
 
-@pytest.mark.parametrize("run", RUNS)
+@each_run
 def test_the_host_waits_once_a_step_and_for_rows_of_experts(trained: Any, run: str) -> None:
     """For experts, it waits in each layer without a kernel, or with a capacity."""
-    costs = trained[run][1].costs
+    costs = trained(run)[1].costs
     assert len(costs.waits) == 1 + waits_of_experts(one_rank(run)), costs.waits
     assert costs.copies["back"] <= len(costs.waits)
     assert not costs.copies["unpinned"]
 
 
-@pytest.mark.parametrize("run", RUNS)
+@each_run
 def test_a_step_computes_nothing_on_the_host(trained: Any, run: str) -> None:
-    assert not trained[run][1].costs.of_host
+    assert not trained(run)[1].costs.of_host
 
 
-@pytest.mark.parametrize("run", RUNS)
+@each_run
 def test_a_step_leaves_nothing_on_the_device(trained: Any, run: str) -> None:
-    before, after = trained[run][1].live
+    before, after = trained(run)[1].live
     assert before == after > 0
 
 
@@ -80,10 +109,8 @@ def test_a_step_leaves_nothing_on_the_device(trained: Any, run: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def passes() -> dict[str, tuple[Trained, Trained]]:
-    of_rank: dict[str, tuple[Trained, Trained]]
-    (of_rank,) = spawn(train_with_passes, 1)
-    return of_rank
+def passes(tmp_path_factory: pytest.TempPathFactory) -> ByName:
+    return trained_once(tmp_path_factory, train_with_passes, 1)[0]
 
 
 @pytest.mark.parametrize("run", PASSES)
@@ -100,8 +127,8 @@ def test_an_extra_pass_waits_once(passes: Any, run: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def layouts() -> list[dict[str, tuple[Trained, Trained]]]:
-    return spawn(train_layouts, 2)
+def layouts(tmp_path_factory: pytest.TempPathFactory) -> list[ByName]:
+    return trained_once(tmp_path_factory, train_layouts, 2)
 
 
 @pytest.mark.ranks
@@ -159,7 +186,7 @@ def test_entries_of_the_table_that_the_stand_in_cannot_reach_are_listed() -> Non
 
 
 def test_steps_ask_the_table(trained: Any) -> None:
-    asked = set[str]().union(*(each.costs.asked for _, each in trained.values()))
+    asked = set[str]().union(*(each.costs.asked for _, each in map(trained, RUNS)))
     assert asked == {"has_varlen", "has_grouped_product", "allows_attention"}
 
 
