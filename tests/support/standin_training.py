@@ -172,6 +172,17 @@ LAYOUTS: dict[str, tuple[str, Values]] = {
     "CP, ulysses": ("llama", {_CONTEXT: 2, "parallel.context_parallel_method": "ulysses"}),
     "CP, ring, document masks": ("llama", {_CONTEXT: 2, **APART}),
     "PP, 1F1B": ("llama", {_PIPELINE: 2, "parallel.pipeline_schedule": "1f1b"}),
+    "PP, document masks, bf16": ("llama", {_PIPELINE: 2, **APART, **BF16}),
+    "PP, interleaved, document masks, bf16": (
+        "llama",
+        {
+            _PIPELINE: 2,
+            "parallel.pipeline_schedule": "interleaved_1f1b",
+            "parallel.virtual_pipeline_size": 2,
+            **APART,
+            **BF16,
+        },
+    ),
     "EP": ("mixtral", _EXPERTS),
     "EP, bf16": ("mixtral", _EXPERTS | BF16),
     "EP, capacity": ("mixtral", _EXPERTS | CAPACITY),

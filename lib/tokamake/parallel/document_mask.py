@@ -82,6 +82,26 @@ def keep_ids(ids_BL: Tensor, array_BL: npt.NDArray[Any]) -> None:
     setattr(ids_BL, _IDS, array_BL)
 
 
+def kept_ids(ids_BL: Tensor) -> npt.NDArray[Any] | None:
+    """Ids that `keep_ids` has kept."""
+    array_BL: npt.NDArray[Any] | None = getattr(ids_BL, _IDS, None)
+    return array_BL
+
+
+def keep_host_ids(_: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Hook of torch before a forward pass: keep ids that are further keyword arguments.
+
+    A pipeline divides the tensors of a step into micro batches, and the parts have no kept ids. So
+    it gets the ids as tensors in host memory, too. Their names begin with `ON_HOST`.
+    """
+    others = {name: value for name, value in kwargs.items() if not name.startswith(ON_HOST)}
+    for name in kwargs.keys() - others.keys():
+        keep_ids(others[name.removeprefix(ON_HOST)], kwargs[name].numpy())
+    return args, others
+
+
+ON_HOST = "on_host_"
+"""Prefix of the names of keyword arguments in host memory."""
 _IDS = "ids_of_documents"
 """Attribute of a tensor of ids."""
 
@@ -101,7 +121,7 @@ class PackedDocuments:
 
     def __init__(self, ids_BL: Tensor, *, causal: bool = True) -> None:
         self._ids_BL, self.causal = ids_BL, causal
-        array_BL = getattr(ids_BL, _IDS, None)
+        array_BL = kept_ids(ids_BL)
         self._host_bounds = None if array_BL is None else _bounds(array_BL)
 
     @cached_property
@@ -148,7 +168,7 @@ def document_mask(
     if axis.size == 1:
         return PackedDocuments(ids_BL, causal=causal)
     assert causal, "context-parallel ranks compute causal attention only"
-    if (array_BL := getattr(ids_BL, _IDS, None)) is not None:
+    if (array_BL := kept_ids(ids_BL)) is not None:
         return _of_sequence(array_BL, axis=axis, method=method, device=ids_BL.device)
     shares = [torch.empty_like(ids_BL) for _ in range(axis.size)]
     axis.sends(ids_BL)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from tokamake.parallel.document_mask import ON_HOST, keep_ids, kept_ids
 from tokamake.runtime.device import copied_to
 
 Array = TypeVar("Array")
@@ -61,20 +62,32 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
 
 
 def concatenated(batches: list[MicroBatch]) -> MicroBatch:
-    """Join micro batches along their samples."""
+    """Join micro batches along their samples.
+
+    Ids of documents that are kept in host memory are further inputs: see `keep_host_ids`.
+    """
     names = {name for batch in batches for name in batch.further_inputs}
     inputs = [_with_documents(batch) if "document_ids" in names else batch for batch in batches]
     further = [batch.further_inputs for batch in inputs]
+    joined = {name: torch.cat([each[name] for each in further]) for name in sorted(names)}
+    if "document_ids" in names:
+        arrays = [kept_ids(each["document_ids"]) for each in further]
+        kept = [array for array in arrays if array is not None]
+        if len(kept) == len(batches):
+            joined[f"{ON_HOST}document_ids"] = torch.from_numpy(np.concatenate(kept))
     classes = [each.sample_labels for each in batches if each.sample_labels is not None]
     return MicroBatch(
         torch.cat([batch.inputs for batch in batches]),
         torch.cat([batch.labels for batch in batches]),
-        {name: torch.cat([each[name] for each in further]) for name in sorted(names)},
+        joined,
         torch.cat(classes) if classes else None,
     )
 
 
 def _with_documents(batch: MicroBatch) -> MicroBatch:
     """A micro batch with document_ids, also where no sample of an encoder has padding."""
-    further = {"document_ids": torch.zeros_like(batch.inputs), **batch.further_inputs}
-    return batch._replace(further_inputs=further)
+    if "document_ids" in batch.further_inputs:
+        return batch
+    ids = torch.zeros_like(batch.inputs)
+    keep_ids(ids, np.zeros(ids.shape, np.int64))
+    return batch._replace(further_inputs={"document_ids": ids, **batch.further_inputs})

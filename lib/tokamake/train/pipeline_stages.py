@@ -22,6 +22,7 @@ from tokamake.models.common.recompute import Recompute
 from tokamake.models.common.router_losses import LayerRouting, RouterLosses
 from tokamake.models.common.routers import balanced_routers
 from tokamake.parallel import sharding
+from tokamake.parallel.document_mask import keep_host_ids
 from tokamake.parallel.mesh import Mesh
 from tokamake.parallel.pipeline import Pipeline
 from tokamake.parallel.placement import placements
@@ -189,6 +190,8 @@ class PipelineStages:
             self.further.factors = factors.further
 
     def _make_pipeline(self, device: torch.device) -> Pipeline:
+        for module in self.modules.values():  # before FSDP2, which would move ids to the device
+            module.register_forward_pre_hook(keep_host_ids, prepend=True, with_kwargs=True)
         if last := self.modules.get(self._train.parallel.num_stages - 1):
             last.register_forward_hook(_tensors_alone)
         return Pipeline(
