@@ -56,10 +56,7 @@ class Outer(Settings):
         ({"size": "2k"}, ["f: size: '2k': a number has no unit here; write 2000"]),
         (
             {"size": "x"},
-            [
-                "f: size: 'x': input should be a valid integer, unable to parse string as an "
-                "integer"
-            ],
+            ["f: size: 'x': give an integer"],
         ),
         ({"size": 1, "inner": {"stage": 4}}, ["f: inner.stage: 4: give 3 or less"]),
         ({"size": 1, "inner": {"name": "b"}}, ["f: inner: names do not fit"]),
@@ -82,7 +79,9 @@ def test_each_mistake_is_a_line_with_its_place(value: Any, lines: list[str]) -> 
     ],
 )
 def test_a_refused_0_says_what_turns_it_off(name: str, switch: str) -> None:
-    with pytest.raises(UserError, match=rf"train: {name}: 0: input should be .*; {switch}"):
+    with pytest.raises(
+        UserError, match=rf"train: {name}: 0: give an integer of 1 or more .*; {switch}"
+    ):
         validate(TrainSettings, {name: 0}, "train")
 
 
@@ -121,7 +120,9 @@ MISTAKES = {
     r"^a\.yaml:3: indented with a tab; YAML needs spaces": "train:\n  steps: 1\n\tseed: 2\n",
     r"^a\.yaml:3: steps: is in line 2, too; keep one": "train:\n  steps: 1\n  steps: 1\n",
     r"^a\.yaml:1: b: is in line 1, too; keep one": "a: [{b: 1, b: 2}]\n",
-    r"^a\.yaml:2: not valid YAML \(.*\); fix it": "a: 1\nb: [\n",
+    r"^a\.yaml:2: not valid YAML \(.*\); fix this line or one before it$": "a: 1\nb: [\n",
+    r"^a\.yaml:1: not valid YAML \(.*\); fix it": "a: [1]]\n",
+    r"^a\.yaml:2: not valid YAML \(found undefined alias\); fix it": "a: 1\nb: *c\n",
     r"^a\.yaml: not valid YAML \(.*\); fix it": "a: \x01\n",
 }
 

@@ -3,9 +3,11 @@
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import NoneType
 from typing import Any, NamedTuple, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 
 from tokamake.errors import UserError, nearest
 
@@ -76,14 +78,33 @@ def _explain(model: type[BaseModel], item: Any, *, where: str) -> str:
         return f"{where}: {path}:{shown} a number has no unit here; write {number}"
     if not path:
         return f"{where}:{shown} {_uncapitalized(message)}"
+    field = _section(model, location[:-1]).model_fields.get(str(location[-1]))
+    if field and item["type"] in _NO_INTEGER:
+        message = _integer_remedy(field) or message
     # The message of a section's validator begins with a key: `train` and `zero_stage: 3: ...`.
     key = re.match(r"\w*", message)
-    field = _section(model, location[:-1]).model_fields.get(str(location[-1]))
     if item["input"] == 0 and field and " off" in (field.description or ""):
         return f"{where}: {path}:{shown} {_uncapitalized(message)} ({field.description})"
     if not shown and key and key[0] in _section(model, item["loc"]).model_fields:
         return f"{where}: {path}.{message}"
     return f"{where}: {path}:{shown} {_uncapitalized(message)}"
+
+
+_NO_INTEGER = {"int_parsing", "int_type", "int_from_float", "greater_than_equal"}
+"""Types of Pydantic's errors about integers."""
+
+
+def _integer_remedy(field: FieldInfo) -> str:
+    """Remedy for a setting that is an integer, with or without a lower bound; else empty."""
+    members = get_args(field.annotation) or (field.annotation,)
+    kinds = [each for each in members if each is not NoneType]
+    kind, *notes = get_args(kinds[0]) or kinds[:1]
+    limits = [*field.metadata, *(each for note in notes for each in getattr(note, "metadata", ()))]
+    least = [limit.ge for limit in limits if hasattr(limit, "ge")]
+    if len(kinds) != 1 or kind is not int or len(least) != len(limits):
+        return ""
+    bound = f" of {least[0]} or more" if least else ""
+    return f"give an integer{bound}" + (", or null" if NoneType in members else "")
 
 
 def _without_unit(text: str) -> int:
@@ -208,7 +229,10 @@ def _syntax_error(error: Any, lines: list[str], *, path: str) -> str:
     line = lines[number - 1] if lines else ""
     if "\t" in line[: len(line) - len(line.lstrip())]:
         return f"{path}:{number}: indented with a tab; YAML needs spaces, replace the tab"
-    return f"{path}:{number}: not valid YAML ({error.problem}); fix it"
+    # The parser finds some mistakes, such as an open bracket, only in a later line.
+    is_late = number > 1 and "expected" in error.problem
+    remedy = "fix this line or one before it" if is_late else "fix it"
+    return f"{path}:{number}: not valid YAML ({error.problem}); {remedy}"
 
 
 def _refuse_duplicate_keys(root: Any, path: str) -> None:

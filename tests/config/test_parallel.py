@@ -183,8 +183,12 @@ INVALID_MODELS: dict[str, tuple[Plan, Plan]] = {
         {"tensor_parallel_size": 3, "sequence_parallel": True},
         {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 24},
     ),
-    "2 layers for 4 pipeline stages leave a stage empty; use fewer": (
+    "pipeline_parallel_size: 4: 2 layers for 4 pipeline stages leave .*; give at most 2$": (
         {"pipeline_parallel_size": 4}, {},
+    ),
+    "2 layers for 4 pipeline stages .virtual_pipeline_size: 2. leave a stage empty; lower both": (
+        {"pipeline_parallel_size": 2, "virtual_pipeline_size": 2,
+         "pipeline_schedule": "interleaved_1f1b"}, {},
     ),
     "pipeline_layers: the sum is 5, but the model has 2 layers": (
         {"pipeline_parallel_size": 2, "pipeline_layers": (2, 3)}, {},

@@ -45,7 +45,7 @@ MISTAKES = {
     "my.yaml: train.schedule.name: 'cosin': unknown name; did you mean cosine?": {
         "train": {"schedule": {"name": "cosin"}}
     },
-    "my.yaml: train.train_steps: -3: input should be greater": {"train": {"train_steps": -3}},
+    "my.yaml: train.train_steps: -3: give an integer of 1 or more": {"train": {"train_steps": -3}},
     "my.yaml: train.split: '9': give two or three non-negative numbers": {"train": {"split": "9"}},
     "my.yaml: train.split: [9]: give two or three non-negative numbers": {"train": {"split": [9]}},
     "my.yaml: train.global_batch_size 5 is not a multiple of micro_batch_size 2": {

@@ -73,7 +73,7 @@ MISTAKES = {
     r"runs\.tsv:2: train.train_step: unknown key; did you mean train_steps": (
         "run\ttrain.train_step\na\t1\n"
     ),
-    r"runs\.tsv:2: train.train_steps: -1: input should be greater": (
+    r"runs\.tsv:2: train.train_steps: -1: give an integer of 1 or more": (
         "run\ttrain.train_steps\na\t-1\n"
     ),
     r"runs\.tsv:2: seed: '\[': not valid YAML": "run\tseed\na\t[\n",

@@ -24,17 +24,17 @@ def test_the_command_reports_faults_and_exits_with_1(site: Path) -> None:
             check=False,
         )  # fmt: skip
 
+    (site / "config").mkdir()
+    (site / "config/config.yaml").touch()
     result = run()
     assert result.returncode == 0, result.stdout + result.stderr
     assert "\nok       limits for train: " in result.stdout
-    assert result.stdout.splitlines()[-1].startswith("tokamake prove CONFIG compares")
+    assert result.stdout.splitlines()[-1].startswith("next: tokamake prove config/config.yaml ")
     assert json.loads((site / "report.json").read_text())["state"] != "wrong"
-    (site / "config").mkdir()
-    (site / "config/config.yaml").touch()
     (site / "mine.yaml").write_text("account: proj\nqueue: large\n")
     result = run()
     assert result.returncode == 1
-    assert result.stdout.splitlines()[-1].startswith("tokamake prove config/config.yaml compares")
+    assert "next: " not in result.stdout
     assert (
         "wrong    limits for train: 2 nodes, 60 min in large, which requires at least 100 nodes"
         in (result.stdout)

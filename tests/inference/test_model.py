@@ -244,7 +244,11 @@ def test_a_layout_in_words() -> None:
         ((2, 1), 1, "tensor 2 × pipeline 1 needs 2 ranks or a multiple, and there is 1; start as"),
         ((2, 2), 6, "tensor 2 × pipeline 2 needs 4 ranks or a multiple, and there are 6; start"),
         ((3, 1), 3, "tensor_parallel_size: 3: does not divide 8"),
-        ((1, 5), 5, "pipeline_parallel_size: 4 layers for 5 pipeline stages leave a stage empty"),
+        (
+            (1, 5),
+            5,
+            "pipeline_parallel_size: 5: 4 layers for 5 pipeline stages leave a stage empty",
+        ),
         ((0, 1), 1, "tensor_parallel_size: 0: too small; give 1 or more"),
     ],
 )

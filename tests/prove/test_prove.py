@@ -42,10 +42,11 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_layout_is_proved(config: Path, capfd: pytest.CaptureFixture[str]) -> None:
     prove(config=config)
-    assert capfd.readouterr().out == (
+    assert capfd.readouterr().out.splitlines() == [
+        "proving: wide: 4 ranks, in fp32",
         "proved: wide: tensor 2 × context 1 × pipeline 1 × data 2 = 4 ranks, native, ZeRO 1: the "
-        "same losses, gradients and weights as in one process\n"
-    )
+        "same losses, gradients and weights as in one process, in fp32",
+    ]
 
 
 @contextmanager
@@ -65,7 +66,7 @@ def test_a_wrong_gradient_fails_and_is_named(
     with planted_here(), pytest.raises(SystemExit, match="1"):
         prove(config=config)
     out = capfd.readouterr().out
-    assert out.startswith("NOT proved: wide: tensor 2")
+    assert "\nNOT proved: wide: tensor 2" in out
     assert re.search(r"fp32: gradient norm of step 1: \S+, expected \S+ \(\S+ times\)", out)
     assert re.search(r"gradients of step 1: model.*weight: differs by \S+ of its norm", out)
     assert out.endswith("Report these lines with the config, and use another layout until then.\n")
@@ -106,11 +107,11 @@ def test_a_config_is_proved_before_its_data_exist(
     planned = tmp_path / "config.yaml"
     planned.write_text(CONFIG)
     prove(config=planned, most_ranks=8)
-    first, second = capfd.readouterr().out.splitlines()
+    first, second, third = capfd.readouterr().out.splitlines()
     assert first == "planned: a pipeline of 2 ranks, not 4, to start at most 8 ranks here"
-    assert second.startswith(
-        "proved: planned: tensor 2 × context 1 × pipeline 2 × data 2 = 8 ranks"
-    )
+    assert second == "proving: planned: 8 ranks, in fp32 and then in bf16"
+    assert third.startswith("proved: planned: tensor 2 × context 1 × pipeline 2 × data 2 = 8 ranks")
+    assert third.endswith(" in one process, in fp32 and bf16")
 
 
 def test_mistakes_are_one_line(tmp_path: Path, config: Path) -> None:
@@ -118,10 +119,16 @@ def test_mistakes_are_one_line(tmp_path: Path, config: Path) -> None:
     planned.write_text(CONFIG)
     with pytest.raises(UserError, match=r"--run other: not in .*; choose one of planned"):
         prove(config=planned, run="other")
+    with pytest.raises(UserError, match=r"--run '': not in .*; choose one of planned"):
+        prove(config=planned, run="")
     with pytest.raises(UserError, match="needs 8 ranks, and 4 may run on this machine"):
         prove(config=planned, most_ranks=4)
     with pytest.raises(UserError, match="--most-ranks 1: give 2 or more"):
         prove(config=config, most_ranks=1)
+    start = "model: {checkpoint: elsewhere}\ntrain:\n  finetune: true\n"
+    planned.write_text(re.sub(r"model: .*\ntrain:\n", start, CONFIG))
+    with pytest.raises(UserError, match=r"checkpoint: elsewhere: no such folder; .*--architecture"):
+        prove(config=planned)
     planned.write_text(CONFIG.replace("tiny-gpt", "none"))
     with pytest.raises(UserError, match=r"config/models/none\.yaml"):
         prove(config=planned)

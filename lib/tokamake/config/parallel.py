@@ -196,10 +196,20 @@ class ParallelSettings(Settings):
             _divides(tensor_size, (sequence_length // context, "tokens of a rank's sequence"))
         layers = self.layers_of_stages(architecture.num_hidden_layers)
         if len(layers) > 1 and not all(layers):
-            raise UserError(
-                f"train.parallel: {architecture.num_hidden_layers} layers for {len(layers)} "
-                "pipeline stages leave a stage empty; use fewer stages"
-            )
+            raise UserError(self._too_many_stages(architecture.num_hidden_layers))
+
+    def _too_many_stages(self, num_layers: int) -> str:
+        ranks, virtual = self.pipeline_parallel_size, self.virtual_pipeline_size
+        most = num_layers // virtual
+        stages = f"{self.num_stages} pipeline stages"
+        if virtual > 1:
+            stages += f" (virtual_pipeline_size: {virtual})"
+        # A schedule with several stages per rank needs two ranks.
+        remedy = f"give at most {most}" if virtual == 1 or most > 1 else "lower both sizes"
+        return (
+            f"train.parallel.pipeline_parallel_size: {ranks}: {num_layers} layers for {stages} "
+            f"leave a stage empty; {remedy}"
+        )
 
 
 def _divides(size: tuple[str, int], whole: tuple[int, str]) -> None:

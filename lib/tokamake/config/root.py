@@ -242,7 +242,8 @@ class Config(Settings):
         is_missing = start is not None and not start.exists() and not unfetched(start)
         if is_missing and self.train.finetune is None:
             raise ValueError(
-                f"model.checkpoint: {start}: no such folder; give the folder of a checkpoint"
+                f"model.checkpoint: {start}: no such folder; give the folder of a checkpoint, and "
+                "set train.finetune"
             )
         try:
             check_finetune(

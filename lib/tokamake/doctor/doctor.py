@@ -61,15 +61,16 @@ def doctor(
         checks.append(lambda: check_encoder(tokenizer))
     results += _run_concurrently(checks)
     is_wrong = _print_report(results, output)
-    _name_prove(directory)
     if is_wrong:
         raise SystemExit(1)
+    _name_next_step(directory)
 
 
-def _name_prove(directory: Path) -> None:
+def _name_next_step(directory: Path) -> None:
     config = directory / "config/config.yaml"
     named = shlex.quote(str(config)) if config.exists() else "CONFIG"
-    print(f"tokamake prove {named} compares the gradients of a run's layout with one process")
+    step = f"tokamake prove {named}"
+    print(f"next: {step}    # compares the gradients of the run's layout with one process")
 
 
 def _checks(name: str, directory: Path, *, data: Iterable[Path]) -> "list[Check]":

@@ -57,8 +57,7 @@ class InferenceLayout:
         try:
             self.settings.check_architecture(architecture, sequence_length=1)
         except UserError as error:  # it names settings of a training
-            text = str(error).removeprefix("train.parallel.")
-            raise UserError(text.replace("train.parallel:", "pipeline_parallel_size:")) from None
+            raise UserError(str(error).removeprefix("train.parallel.")) from None
 
     def describe(self, world_size: int) -> str:
         """The layout in words, e.g. 8 ranks = data 2 × tensor 4, sharded, bf16."""

@@ -44,8 +44,6 @@ def prove(
         most_ranks: Ranks that it may start on this machine; a longer pipeline is shortened, and
             then fewer ranks divide the experts.
     """
-    from tokamake.prove.local_ranks import on_local_ranks
-    from tokamake.prove.miniature import num_ranks, shortened
     from tokamake.prove.planned_runs import read_any
     from tokamake.runtime.process_group import joined
     from tokamake.runtime.rank_errors import leave
@@ -57,25 +55,54 @@ def prove(
         failed = False
         with joined(ranks) as device:
             for each in runs:
-                failed |= _report(
-                    each,
-                    ranks.world_size,
-                    found=_prove(each, ranks, device=device),
-                    ranks=ranks,
-                )
+                failed |= _prove_on(ranks, each, device=device)
         leave(ranks, int(failed))
     if most_ranks < 2:
         raise UserError(f"--most-ranks {most_ranks}: give 2 or more")
     failed = False
     for each in runs:
-        short = shortened(each, most_ranks)
-        if short is not each:
-            print(_shortening(each, short, most_ranks=most_ranks), flush=True)
-        world_size = num_ranks(short)
-        found = on_local_ranks(partial(_prove, short), world_size)
-        failed |= _report(short, world_size, found=found)
+        failed |= _prove_here(each, most_ranks=most_ranks)
     if failed:
         raise SystemExit(1)
+
+
+def _prove_on(ranks: "Ranks", run: "Run", *, device: "torch.device") -> bool:
+    """Prove a run on ranks that a launcher has started; return whether the proof failed."""
+    precisions, world_size = _precisions(run, device), ranks.world_size
+    if ranks.rank == 0:
+        print(_begin(run, world_size, precisions=precisions), flush=True)
+    found = _prove(run, ranks, device=device, precisions=precisions)
+    if ranks.rank == 0:
+        print(_verdict(run, world_size, found=found, precisions=precisions), flush=True)
+    return bool(found)
+
+
+def _prove_here(run: "Run", *, most_ranks: int) -> bool:
+    """Prove a run on ranks of this machine; return whether the proof failed."""
+    import torch
+
+    from tokamake.prove.local_ranks import on_local_ranks
+    from tokamake.prove.miniature import num_ranks, shortened
+
+    short = shortened(run, most_ranks)
+    if short is not run:
+        print(_shortening(run, short, most_ranks=most_ranks), flush=True)
+    precisions, world_size = _precisions(short, torch.device("cpu")), num_ranks(short)
+    print(_begin(short, world_size, precisions=precisions), flush=True)
+    found = on_local_ranks(partial(_prove, short, precisions=precisions), world_size)
+    print(_verdict(short, world_size, found=found, precisions=precisions), flush=True)
+    return bool(found)
+
+
+def _precisions(run: "Run", device: "torch.device") -> list[str]:
+    """Precisions that are proved, in this order: fp32, and the run's."""
+    from tokamake.train.numerics import choose_precision
+
+    return [*dict.fromkeys(("fp32", choose_precision(run.train, device)))]
+
+
+def _begin(run: "Run", world_size: int, *, precisions: list[str]) -> str:
+    return f"proving: {run.run}: {world_size} ranks, in {' and then in '.join(precisions)}"
 
 
 def _shortening(run: "Run", short: "Run", *, most_ranks: int) -> str:
@@ -88,27 +115,21 @@ def _shortening(run: "Run", short: "Run", *, most_ranks: int) -> str:
     return f"{run.run}: {', '.join(changed)}, to start at most {most_ranks} ranks here"
 
 
-def _report(run: "Run", world_size: int, *, found: list[str], ranks: "Ranks | None" = None) -> bool:
-    """Print the verdict once; return whether the proof failed."""
-    if ranks is None or ranks.rank == 0:
-        print(_verdict(run, world_size, found=found), flush=True)
-    return bool(found)
-
-
-def _prove(run: "Run", ranks: "Ranks", *, device: "torch.device") -> list[str]:
-    """Differences in fp32, and in the run's precision; all ranks call it together."""
+def _prove(
+    run: "Run", ranks: "Ranks", *, device: "torch.device", precisions: list[str]
+) -> list[str]:
+    """Differences in each precision; all ranks call it together."""
     from tokamake.prove.comparison import differences
     from tokamake.prove.miniature import miniature
-    from tokamake.train.numerics import choose_precision
 
     found = []
-    for precision in dict.fromkeys(("fp32", choose_precision(run.train, device))):
+    for precision in precisions:
         tiny = miniature(run, ranks.world_size, precision=precision)
         found += [f"{precision}: {line}" for line in differences(tiny, ranks, device=device)]
     return found
 
 
-def _verdict(run: "Run", world_size: int, *, found: list[str]) -> str:
+def _verdict(run: "Run", world_size: int, *, found: list[str], precisions: list[str]) -> str:
     parallel = run.train.parallel
     layout = (
         f"{run.run}: tensor {parallel.tensor_parallel_size} × context "
@@ -119,7 +140,10 @@ def _verdict(run: "Run", world_size: int, *, found: list[str]) -> str:
     if (size := parallel.expert_parallel_size) > 1:
         layout += f", experts divided by {size}"
     if not found:
-        return f"proved: {layout}: the same losses, gradients and weights as in one process"
+        return (
+            f"proved: {layout}: the same losses, gradients and weights as in one process, in "
+            f"{' and '.join(precisions)}"
+        )
     lines = "\n".join(f"  {line}" for line in found[:_MOST_LINES])
     more = len(found) - _MOST_LINES
     return (
