@@ -114,24 +114,13 @@ def test_a_config_is_proved_before_its_data_exist(
     assert third.endswith(" in one process, in fp32 and bf16")
 
 
-def test_mistakes_are_one_line(tmp_path: Path, config: Path) -> None:
+def test_mistakes_are_one_line(tmp_path: Path) -> None:
     planned = tmp_path / "config.yaml"
     planned.write_text(CONFIG)
-    with pytest.raises(UserError, match=r"--run other: not in .*; choose one of planned"):
-        prove(config=planned, run="other")
-    with pytest.raises(UserError, match=r"--run '': not in .*; choose one of planned"):
-        prove(config=planned, run="")
     with pytest.raises(UserError, match="needs 8 ranks, and 4 may run on this machine"):
         prove(config=planned, most_ranks=4)
     with pytest.raises(UserError, match="--most-ranks 1: give 2 or more"):
-        prove(config=config, most_ranks=1)
-    start = "model: {checkpoint: elsewhere}\ntrain:\n  finetune: true\n"
-    planned.write_text(re.sub(r"model: .*\ntrain:\n", start, CONFIG))
-    with pytest.raises(UserError, match=r"checkpoint: elsewhere: no such folder; .*--architecture"):
-        prove(config=planned)
-    planned.write_text(CONFIG.replace("tiny-gpt", "none"))
-    with pytest.raises(UserError, match=r"config/models/none\.yaml"):
-        prove(config=planned)
+        prove(config=planned, most_ranks=1)
 
 
 @pytest.mark.parametrize("words", [["my.yaml"], ["--config", "my.yaml"]])
