@@ -1,12 +1,14 @@
 """Retro of megatron.core 0.15.3, the last version with it, on the CPU; a program.
 
     PYTHONPATH=.venv/megatron-core-0.15.3:. python retro_core.py save FOLDER
+    PYTHONPATH=.venv/megatron-core-0.15.3:. python retro_core.py distribute FOLDER
     PYTHONPATH=.venv/megatron-core-0.15.3:. python retro_core.py load FOLDER
 
-`save` writes, for each case, FOLDER/CASE/torch and FOLDER/CASE/torch_dist as Megatron-LM does with
-these values of --ckpt-format, and inputs, logits and gradients in FOLDER/CASE/oracle.pt. `load`
-loads the checkpoints FOLDER/CASE/ours-torch and FOLDER/CASE/ours-torch_dist, and writes logits
-beside them.
+`save` writes, for each case, FOLDER/CASE/torch as Megatron-LM does with --ckpt-format torch, and
+inputs, logits and gradients in FOLDER/CASE/oracle.pt. `distribute` writes FOLDER/CASE/torch_dist,
+the same model as with --ckpt-format torch_dist: its processes take seconds to start. `load` loads
+the checkpoints FOLDER/CASE/ours-torch and FOLDER/CASE/ours-torch_dist, and writes logits beside
+them.
 """
 
 import sys
@@ -109,9 +111,11 @@ def model_of(args: Namespace) -> Any:
 
 
 def start(meeting: Path) -> None:
-    """megatron.core without a GPU and without Transformer Engine."""
+    """megatron.core without a GPU, without Transformer Engine, and without compiled functions."""
     import torch
     import torch.distributed as dist
+
+    torch.compile = lambda function: function  # type: ignore # to compile takes many seconds
     from megatron.core import parallel_state
     from megatron.core.models.retro import config
     from megatron.core.tensor_parallel import random
@@ -161,26 +165,41 @@ def logits_of(model: Any, args: Namespace) -> Any:
 
 
 def save(folder: Path, name: str) -> None:
-    """Checkpoints, inputs, logits and gradients of a case."""
+    """Checkpoint, inputs, logits and gradients of a case."""
     import torch
-    from megatron.core import dist_checkpointing
 
     args = arguments(name)
     model = model_of(args)
     logits = logits_of(model, args)
     logits.square().mean().backward()
     gradients = {name: each.grad for name, each in model.named_parameters()}
-    common = {"args": args, "checkpoint_version": 3.0, "iteration": 7}
-    file = folder / "torch/iter_0000007/mp_rank_00/model_optim_rng.pt"
-    file.parent.mkdir(parents=True)
-    torch.save({**common, "model": model.state_dict_for_save_checkpoint()}, file)
-    distributed = folder / "torch_dist/iter_0000007"
-    distributed.mkdir(parents=True)
-    dist_checkpointing.save({**common, "model": model.sharded_state_dict()}, str(distributed))
-    for form in ("torch", "torch_dist"):
-        (folder / form / "latest_checkpointed_iteration.txt").write_text("7")
+    file = _begun(folder / "torch") / "mp_rank_00/model_optim_rng.pt"
+    file.parent.mkdir()
+    torch.save({**_common(args), "model": model.state_dict_for_save_checkpoint()}, file)
     oracle = {**inputs_of(args), "logits": logits.detach(), "gradients": gradients}
     torch.save(oracle, folder / "oracle.pt")
+
+
+def distribute(folder: Path, name: str) -> None:
+    """Distributed checkpoint of a case."""
+    from megatron.core import dist_checkpointing
+
+    args = arguments(name)
+    state = {**_common(args), "model": model_of(args).sharded_state_dict()}
+    dist_checkpointing.save(state, str(_begun(folder / "torch_dist")))
+
+
+def _common(args: Namespace) -> dict[str, Any]:
+    """Entries of each checkpoint, beside the model."""
+    return {"args": args, "checkpoint_version": 3.0, "iteration": 7}
+
+
+def _begun(checkpoints: Path) -> Path:
+    """A new folder of the newest checkpoint."""
+    folder = checkpoints / "iter_0000007"
+    folder.mkdir(parents=True)
+    (checkpoints / "latest_checkpointed_iteration.txt").write_text("7")
+    return folder
 
 
 def load(folder: Path, name: str) -> None:
@@ -216,8 +235,9 @@ def _local(name: str) -> str:
 def main(do: str, folder: Path) -> None:
     """All cases."""
     start(folder.with_name(f"{folder.name}.{do}"))
+    work = {"save": save, "distribute": distribute, "load": load}[do]
     for name in CASES:
-        (save if do == "save" else load)(folder / name, name)
+        work(folder / name, name)
 
 
 if __name__ == "__main__":

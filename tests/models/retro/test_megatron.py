@@ -50,7 +50,7 @@ def run_core(do: str, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Checkpoints of megatron.core, with logits and gradients."""
+    """Classic checkpoints of megatron.core, with logits and gradients."""
     if not PACKAGES.is_dir():
         pytest.skip(INSTALL)
     folder = tmp_path_factory.mktemp("theirs") / "core"
@@ -95,6 +95,7 @@ def test_logits_and_gradients_equal_megatron_core(name: str, theirs: Path, tmp_p
 @pytest.mark.grid
 def test_checkpoints_of_megatron_core_are_read_and_written(theirs: Path) -> None:
     unpadded = Target(make_vocab_size_divisible_by=32)
+    run_core("distribute", theirs)
     for name in retro_core.CASES:
         folder = theirs / name
         checkpoint = open_any(folder / "torch")
