@@ -5,13 +5,15 @@ docs/explanation/silent-errors.md has a row for each, with the thread and its sy
 
 import ast
 import re
+import warnings
 
 import pytest
 
 from tests.support.composition_axes import Values
 from tests.support.compositions import Composition
 from tests.support.paths import ROOT
-from tests.support.proved_compositions import assert_proved
+from tests.support.proved_compositions import assert_proved, prove_all
+from tests.support.ranks import spawn
 from tests.support.wrong_factors import FAULTS
 
 PAGE = ROOT / "docs/explanation/silent-errors.md"
@@ -105,6 +107,18 @@ def test_selective_recomputation_is_right_after_another_run_with_zero_3() -> Non
         composition(values, "gpt_neox")
         for values in (deepspeed | {"zero_stage": 3}, deepspeed | recompute, DATA | recompute)
     )
+
+
+@pytest.mark.ranks
+def test_no_layer_returns_a_view() -> None:
+    """An operation in place on the view would lose gradients: FSDP2 warns of it."""
+    spawn(prove_without_views, 4)
+
+
+def prove_without_views() -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*returned a view tensor")
+        assert prove_all([composition(DATA | TENSOR, "retro", "retro")]) == [[]]
 
 
 @pytest.mark.ranks
