@@ -269,7 +269,7 @@ BLOOM = {"apply_residual_connection_post_layernorm": True}
             {"layer_types": ["full_attention", "sliding_attention"]},
             "layer_types: 'sliding_att",
         ),
-        (QWEN2, {"use_sliding_window": True}, "use_sliding_window: True is not supported"),
+        (QWEN2, {"use_sliding_window": True}, "no published model of this type has windows"),
         (SMOLLM3, {"no_rope_layers": [0, 1, 1]}, "choose a model in which layers without"),
         (SMOLLM3, {"use_sliding_window": True}, "use_sliding_window: True is not supported"),
         (PHI3, {"layer_types": ["chunked_attention"] * 3}, "layer_types: 'chunked_attention' is"),

@@ -143,12 +143,11 @@ class Architecture(Settings):
 
     @model_validator(mode="after")
     def _as_deep_as_the_encoder(self) -> "Architecture":
-        own = self.model_extra or {}
-        number = own.get("num_decoder_layers")
+        number = self._optional("num_decoder_layers", None)
         if isinstance(number, int) and number < 0:
             raise ValueError(f"num_decoder_layers: {number}: too small; give 1 or more")
-        if number == 0:
-            own["num_decoder_layers"] = self.num_hidden_layers
+        if number == 0 and self.model_extra:
+            self.model_extra["num_decoder_layers"] = self.num_hidden_layers
         return self
 
     @model_validator(mode="after")
@@ -210,10 +209,9 @@ class Architecture(Settings):
     @property
     def num_layers(self) -> int:
         """Layers of all stacks."""
-        own = self.model_extra or {}
-        if own.get("shared_towers") is False:
+        if self._optional("shared_towers", None) is False:
             return 2 * self.num_hidden_layers
-        further: int = own.get("num_decoder_layers", 0) + own.get("num_encoder_layers", 0)
+        further = sum(self._optional(f"num_{each}_layers", 0) for each in ("decoder", "encoder"))
         return self.num_hidden_layers + self.num_mtp_layers + further
 
     @property
@@ -293,11 +291,9 @@ class Architecture(Settings):
 
     @property
     def latent_size(self) -> int:
-        """Width of what a cache keeps of a token in a layer with latent attention; 0: the layers
-        have none."""
-        if not (latent := int(self._optional("kv_lora_rank", 0))):
-            return 0
-        return latent + self.rotary_width
+        """Width of what a cache keeps of a token with latent attention; 0: layers have none."""
+        latent = int(self._optional("kv_lora_rank", 0))
+        return latent + self.rotary_width if latent else 0
 
     @property
     def value_size(self) -> int:
@@ -384,9 +380,8 @@ class Architecture(Settings):
     @property
     def has_sample_head(self) -> bool:
         """Whether the model predicts classes of samples: the order of sentences, or of a task."""
-        settings = self.model_extra or {}
-        has_order = bool(settings.get("sentence_order_head"))
-        return has_order or settings.get("task_head", "none") != "none"
+        has_order = bool(self._optional("sentence_order_head", False))
+        return has_order or self._optional("task_head", "none") != "none"
 
     def setting(self, name: str) -> Any:
         """Value of a setting that this family alone has."""

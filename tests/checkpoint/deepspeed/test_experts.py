@@ -174,7 +174,7 @@ REFUSED = {
     "topk: 1: means weights of experts that are raw probabilities": {"topk": 1},
     "expert_interval: 2: means layers without experts among layers": {"expert_interval": 2},
     "mlp_type: 'residual': means an MLP that all tokens pass beside": {"mlp_type": "residual"},
-    "add_bias_linear: True: means biases, of which DeepSpeed": {"add_bias_linear": True},
+    "add_bias_linear: True: means biases, but after experts": {"add_bias_linear": True},
     "num_experts: .4, 8.: means layers with different experts": {"num_experts": [4, 8]},
     "swiglu: False: means experts without a gate": {"swiglu": False},
     "normalization: 'layernorm': means experts beside": {"normalization": "layernorm"},

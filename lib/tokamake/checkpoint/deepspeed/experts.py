@@ -31,7 +31,7 @@ _REFUSED = {
     "swiglu": (True, False, "experts without a gate"),
     "normalization": ("rmsnorm", "layernorm", "experts beside other norms than RMSNorms"),
     "mlp_type": ("standard", "standard", "an MLP that all tokens pass beside an expert"),
-    "add_bias_linear": (False, True, "biases, of which DeepSpeed leaves out those after experts"),
+    "add_bias_linear": (False, True, "biases, but after experts DeepSpeed adds none"),
 }
 """Arguments whose values other than the first one mean a model that tokamake does not have, their
 default, and that meaning."""

@@ -27,6 +27,12 @@ def _nothing(_: Any) -> dict[str, Any]:
     return {}
 
 
+_REASONS = {
+    "use_sliding_window": ": no published model of this type has windows, so they are left out",
+}
+"""Why values of keys are not supported, as it stands in messages."""
+
+
 def _no_problem(_: Any) -> None:
     return None
 
@@ -201,8 +207,10 @@ class HFFormat:
         """Message about the first key that asks for a model that ours cannot be."""
         for key, values in self.supported.items():
             if key in config and config[key] not in values:
-                value = config[key]
-                return f"{key}: {value!r} is not supported; choose a model with {values[0]!r}"
+                value, reason = config[key], _REASONS.get(key, "")
+                return (
+                    f"{key}: {value!r} is not supported{reason}; choose a model with {values[0]!r}"
+                )
         if problem := self.problem(config):
             return problem
         for key, other_key in self.equal.items():
