@@ -178,6 +178,7 @@ TESTED_THROUGH = {
     "train/test_trainer.py": ["train/index_sampler", "train/sampler"],
     "prove/test_comparison.py": [
         *("prove/engine_tensors", "prove/plain_training", "prove/random_samples"),
+        "prove/rank_training",
     ],
     "prove/test_prove.py": ["prove/local_ranks"],
     "train/test_memory.py": ["models/common/costs", "train/startup_log"],

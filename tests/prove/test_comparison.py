@@ -32,7 +32,7 @@ from tests.support.compositions import Composition, learners
 from tests.support.drawn_compositions import TIMES, Drawing, drawing, learners_of_pairs, together
 from tests.support.grids import cover
 from tests.support.paths import ROOT
-from tests.support.planted_faults import prove_with
+from tests.support.planted_faults import faulty_source, prove_with
 from tests.support.proved_compositions import assert_proved, shrunk
 from tests.support.ranks import spawn
 from tests.support.shared_folders import made_once
@@ -268,8 +268,13 @@ def test_rounding_in_16_bits_is_no_error() -> None:
     )
 
 
-ALWAYS_FOUND = {"no_weight_decay_of_muon", "losses_of_routers_doubled"}
-"""A fault that is small beside what rounding does, and one of another trainer."""
+def test_each_fault_changes_the_source_as_it_is_now() -> None:
+    for name, fault in FAULTS.items():
+        assert faulty_source(fault), name
+
+
+ALWAYS_FOUND = {"norms_decayed_of_lion", "losses_of_routers_doubled"}
+"""A fault that is small beside all updates, and one of another trainer."""
 
 
 @pytest.mark.ranks

@@ -41,14 +41,19 @@ class Fault(NamedTuple):
     shown_by: Composition
 
 
+def faulty_source(fault: Fault) -> str:
+    """Source of the function with the fault."""
+    source = textwrap.dedent(inspect.getsource(fault.function))
+    assert source.count(fault.right) == 1, f"{fault.right!r} in {fault.function.__qualname__}"
+    return source.replace(fault.right, fault.wrong)
+
+
 def plant(fault: Fault) -> None:
     """Change the function in this process, wherever it is imported.
 
     The new code replaces the old function's code, since other modules hold the function itself.
     """
-    source = textwrap.dedent(inspect.getsource(fault.function))
-    assert source.count(fault.right) == 1, f"{fault.right!r} in {fault.function.__qualname__}"
-    changed = source.replace(fault.right, fault.wrong)
+    changed = faulty_source(fault)
     changed = changed.removeprefix("@staticmethod\n").removeprefix("@once_differentiable\n")
     function = inspect.unwrap(fault.function)
     cells = function.__code__.co_freevars

@@ -115,8 +115,8 @@ EXPERT_FAULTS: dict[str, Fault] = {
     ),
     "experts_replicated": Fault(
         ExpertLinear.__init__,
-        "Placement(divided, axes=axes",
-        "Placement(divided",
+        "Placement(dim if is_divided else None, axes=axes",
+        "Placement(dim if is_divided else None",
         composition(2, EXPERTS, "mixtral"),
     ),
     "balance_has_the_wrong_sign": Fault(

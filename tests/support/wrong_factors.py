@@ -30,6 +30,10 @@ from tokamake.train import gradient_clipping, pipeline_stages
 from tokamake.train.backends import _base, deepspeed, native
 from tokamake.train.objectives import _in_batch
 
+_NORMS = "[each.local.detach() for each in self._chunks if len(each.shape) == 1]"
+"""Vectors of an engine. They have few of all elements, and a small part of all updates."""
+_DECAY = "learning_rate * weight_decay"
+
 FAULTS: dict[str, Fault] = {
     # ---- Collectives ----
     "copied_gradient_not_added": Fault(
@@ -203,6 +207,20 @@ FAULTS: dict[str, Fault] = {
             composition(2, {"optimizer.name": name}),
         )
         for name in ("adamw", "muon", "lamb", "adafactor")
+    },
+    **{
+        f"norms_{name}_of_{optimizer}": Fault(
+            native.Engine.train_step,
+            "self.optimizer.step()",
+            f"(old := [*map(torch.clone, {_NORMS})], self.optimizer.step(), {wrong})",
+            composition(2, {"optimizer.name": optimizer}),
+        )
+        for optimizer in ("adamw", "lion", "muon", "sgd")
+        for name, wrong in {
+            "not_updated": f"[own.copy_(each) for own, each in zip({_NORMS}, old)]",
+            "updated_twice": f"[own.add_(own - each) for own, each in zip({_NORMS}, old)]",
+            "decayed": f"[own.sub_(each * {_DECAY}) for own, each in zip({_NORMS}, old)]",
+        }.items()
     },
     # ---- Back ends ----
     "deepspeed_divides_by_data_ranks": Fault(

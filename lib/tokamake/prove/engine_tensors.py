@@ -1,11 +1,14 @@
 """Tensors of an engine by name: chunks on this rank of weights and of the gradients of updates."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from tokamake.parallel.sharding import ParameterChunk
+from tokamake.runtime.device import group_device
 
 
 class NamedChunk(NamedTuple):
@@ -16,6 +19,17 @@ class NamedChunk(NamedTuple):
     place: tuple[slice, ...]
     """Index of the part in the whole tensor."""
     values: Tensor
+
+
+class WholeTensors(NamedTuple):
+    """Whole tensors, gathered from chunks on all ranks."""
+
+    tensors: dict[str, Tensor]
+    """Mean of all copies of a tensor, fp32."""
+    spreads: dict[str, float]
+    """Root of the mean, over copies, of the squared distance from their mean: 0 if all agree."""
+    missing: frozenset[str]
+    """Tensors of which no rank has some element."""
 
 
 def fragments(engine: Any) -> list[Any]:
@@ -69,3 +83,38 @@ def watch_updates(engine: Any, watch: Callable[[list[NamedChunk]], None]) -> Non
         return update(*arguments)
 
     engine.optimizer.step = step
+
+
+def gather(chunks: Iterable[NamedChunk], shapes: Mapping[str, torch.Size]) -> WholeTensors:
+    """Gather whole tensors of these shapes; all ranks call it together."""
+    chunks, sizes = [*chunks], [shape.numel() for shape in shapes.values()]
+    counts, sums = torch.zeros(2, sum(sizes), dtype=torch.float64)
+
+    def by_name(flat: Tensor) -> dict[str, Tensor]:
+        parts = zip(shapes.items(), flat.split(sizes), strict=True)
+        return {name: part.view(shape) for (name, shape), part in parts}
+
+    counts_of, sums_of = by_name(counts), by_name(sums)
+    for name, place, values in chunks:
+        counts_of[name][place] += 1
+        sums_of[name][place] += values.double().cpu()
+    counts_of, sums_of = by_name(_total(counts)), by_name(_total(sums))
+    # Sums of equal fp32 numbers are exact in fp64, and so are their means.
+    means = {name: sums_of[name] / counts.clamp(min=1) for name, counts in counts_of.items()}
+    squares = dict.fromkeys(shapes, torch.zeros((), dtype=torch.float64))
+    for name, place, values in chunks:
+        squares[name] = squares[name] + (values.double().cpu() - means[name][place]).square().sum()
+    of_all = _total(torch.stack([*squares.values()])).tolist()
+    copies = [max(1.0, float(each.mean())) for each in counts_of.values()]
+    return WholeTensors(
+        {name: mean.float() for name, mean in means.items()},
+        {name: (of / n) ** 0.5 for name, of, n in zip(shapes, of_all, copies, strict=True)},
+        frozenset(name for name, counts in counts_of.items() if not counts.all()),
+    )
+
+
+def _total(values: Tensor) -> Tensor:
+    """The sum over all ranks; ranks with accelerators add up no tensors of the host."""
+    of_ranks = values.to(group_device())
+    dist.all_reduce(of_ranks)
+    return of_ranks.cpu()

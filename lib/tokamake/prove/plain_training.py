@@ -5,7 +5,7 @@ divides a run among ranks. Where a layout differs from it, the layout is wrong.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -66,17 +66,14 @@ class PlainTraining(NamedTuple):
     initial: dict[str, Tensor]
     """Weights before the first step, fp32."""
 
-    def converted(self, convert: Callable[[Any], Any]) -> "PlainTraining":
-        """The same with another kind of tensors."""
 
-        def each(tensors: dict[str, Any]) -> dict[str, Any]:
-            return {name: convert(tensor) for name, tensor in tensors.items()}
+class Update(NamedTuple):
+    """Gradients and choices that change weights after the passes of a step."""
 
-        steps = [
-            step._replace(gradients=each(step.gradients), weights=each(step.weights))
-            for step in self.steps
-        ]
-        return self._replace(steps=steps, initial=each(self.initial))
+    gradients: Mapping[str, Tensor]
+    """Clipped gradient of each tensor, fp32, by its name in checkpoints."""
+    routers: Sequence[LayerRouting]
+    """Choices of experts, which move the biases of routers."""
 
 
 def rates(run: Run, step: int) -> dict[str, float]:
@@ -88,13 +85,24 @@ def rates(run: Run, step: int) -> dict[str, float]:
     }
 
 
-def train_plainly(run: Run, *, num_steps: int) -> PlainTraining:
+def train_plainly(
+    run: Run, *, num_steps: int, updates: Sequence[Update] | None = None
+) -> PlainTraining:
     """Train a run's model from its random weights on random samples.
 
     Args:
         run: a run with its precision; see `with_precision`. Its index and its data are not read.
+        updates: of another training, whose weights it keeps; default: of its own passes.
     """
-    return _PlainTrainer(run).train(num_steps)
+    return _PlainTrainer(run).train(updates or [None] * num_steps)
+
+
+def tensor_shapes(run: Run) -> dict[str, torch.Size]:
+    """Shapes of all whole tensors of a run's model, buffers too, by their names in checkpoints."""
+    with torch.device("meta"):
+        model: Any = plugins.load("models/*/model", run.architecture.family).Model(run.architecture)
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {model.tensor_name(name): tensor.shape for name, tensor in named}
 
 
 class _PlainTrainer:
@@ -165,16 +173,16 @@ class _PlainTrainer:
         )
         return optimizer
 
-    def train(self, num_steps: int) -> PlainTraining:
-        """Validate once, then train."""
+    def train(self, updates: Sequence[Update | None]) -> PlainTraining:
+        """Validate once, then train; an update replaces that of a step's own passes."""
         initial = self._saved(self.masters | self.buffers)
         self._set_mode("eval")
         with torch.no_grad():
-            validation = self._loss(num_steps, numbers=False)
-        steps = [self._step(step) for step in range(num_steps)]
+            validation = self._loss(len(updates), numbers=False)
+        steps = [self._step(step, update) for step, update in enumerate(updates)]
         return PlainTraining(None if validation is None else validation.item(), steps, initial)
 
-    def _step(self, step: int) -> PlainStep:
+    def _step(self, step: int, update: Update | None) -> PlainStep:
         self._set_mode("train")
         if hasattr(self.optimizer, "prepare"):
             self._make_extra_pass(step)
@@ -185,7 +193,6 @@ class _PlainTrainer:
         routers: tuple[LayerRouting, ...] = ()
         if self.routers is not None:
             routers = self.routers.read(self.routers.take().tolist(), self._num_rows)
-            self._balance(routers)
         further: tuple[float, ...] = ()
         if self.further is not None:
             sums = zip(self.further.take().tolist(), self._further_labels, strict=True)
@@ -197,6 +204,9 @@ class _PlainTrainer:
             name: master.grad.clone() if master.grad is not None else torch.zeros_like(master)
             for name, master in self.masters.items()
         }
+        if update is not None:
+            self._take(update.gradients)
+        self._balance(routers if update is None else update.routers)
         set_rates(self.optimizer, **rates(self.run, step))
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -233,6 +243,13 @@ class _PlainTrainer:
                 mean = sum(each.counts) / len(each.counts)
                 rate = self.run.train.router.bias_update_rate
                 bias += torch.tensor([rate * ((n < mean) - (n > mean)) for n in each.counts])
+
+    def _take(self, gradients: Mapping[str, Tensor]) -> None:
+        """Replace these gradients; a parameter without a gradient is not updated."""
+        for name, master in self.masters.items():
+            taken = gradients.get(self.model.tensor_name(name))
+            if taken is not None and master.grad is not None:
+                master.grad.copy_(taken)
 
     def _set_mode(self, mode: str) -> None:
         getattr(self.model, mode)()

@@ -1,0 +1,82 @@
+"""Training on ranks whose weights, gradients and losses are gathered after each step."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from tokamake import plugins
+from tokamake.checkpoint.model_tensors import WITHOUT_GRADIENT
+from tokamake.config.resolved_run import Run
+from tokamake.prove.engine_tensors import (
+    WholeTensors,
+    gather,
+    watch_updates,
+    weights,
+)
+from tokamake.prove.plain_training import Update, rates
+from tokamake.prove.random_samples import rank_ids, rank_samples, step_samples
+from tokamake.runtime.ranks import Ranks
+from tokamake.train.step_result import StepResult
+
+
+class RankStep(NamedTuple):
+    """A step of training."""
+
+    result: StepResult
+    updates: list[WholeTensors]
+    """Clipped gradients of each update of the weights; a step has one update."""
+    weights: WholeTensors
+    """Weights after the step."""
+
+    @property
+    def update(self) -> Update:
+        """Gradients and choices that changed the weights; no gradients if there was no update."""
+        return Update(self.updates[-1].tensors if self.updates else {}, self.result.routers)
+
+
+class RankTraining(NamedTuple):
+    """Steps of training; the same on all ranks."""
+
+    validation: float | None
+    """Loss of the samples after the last step, before the first step; None: they have no label."""
+    steps: list[RankStep]
+    initial: WholeTensors
+    """Weights before the first step."""
+
+
+def train_on_ranks(
+    run: Run,
+    ranks: Ranks,
+    *,
+    num_steps: int,
+    shapes: Mapping[str, torch.Size],
+    device: torch.device,
+) -> RankTraining:
+    """Train a run's model as its back end does, on random samples; all ranks call it together.
+
+    Args:
+        run: a run with its precision; see `with_precision`. Its index and its data are not read.
+        shapes: of all whole tensors by their names in checkpoints.
+    """
+    engine: Any = plugins.load("train/backends", run.train.backend).Engine(
+        run, ranks, device=device
+    )
+    objective = engine.stages.objective
+    initial = gather(weights(engine), shapes)
+    held_out = rank_samples(step_samples(objective, step=num_steps), engine.mesh)
+    validation = engine.validate(iter(held_out)).loss
+    updates: list[WholeTensors] = []
+    with_gradient = {
+        name: shape for name, shape in shapes.items() if not name.endswith(WITHOUT_GRADIENT)
+    }
+    watch_updates(engine, lambda gradients: updates.append(gather(gradients, with_gradient)))
+    steps = []
+    for number in range(num_steps):
+        rows = rank_samples(step_samples(objective, step=number), engine.mesh)
+        ids = rank_ids(objective, engine.mesh, step=number)
+        result = engine.train_step(rows, samples=ids, **rates(run, number))
+        engine._set_mode("eval")
+        steps.append(RankStep(result, [*updates], gather(weights(engine), shapes)))
+        updates.clear()
+    return RankTraining(validation, steps, initial)
