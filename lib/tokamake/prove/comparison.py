@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from tokamake.config.finetune import TaskRun
+from tokamake.config.optimization import optimizer_facts
 from tokamake.config.resolved_run import Run
 from tokamake.models.common.router_losses import LayerRouting
 from tokamake.preflight.finetune import check_settings
@@ -50,6 +51,9 @@ TOLERANCES = {
 _UPDATES = 1e-4
 """For the change of a tensor by an update, from the same gradients, in any precision: weights and
 states of optimizers are fp32."""
+_UPDATES_OF_WHOLE_TENSORS = 5e-2
+"""On an accelerator, for optimizers that look at whole tensors: its kernels round products of
+matrices in bf16 otherwise than those of a CPU."""
 _ROUNDED_WEIGHTS = 1e-2
 """Share of a tensor's weights that counts with its change: their last bits are rounded."""
 _OTHER_CHOICES = Tolerance(5e-2, 0.5)
@@ -84,14 +88,22 @@ def differences(run: Run, ranks: Ranks, *, device: torch.device) -> list[str]:
         restore_linear()
         updates = [step.update for step in of_ranks.steps]
         plain = train_plainly(run, num_steps=NUM_STEPS, updates=updates)
-        lines = [_Comparison(run).lines(of_ranks, plain)]
+        lines = [_Comparison(run, of_updates=_update_tolerance(run, device)).lines(of_ranks, plain)]
     dist.broadcast_object_list(lines, src=0)
     return lines[0]
 
 
+def _update_tolerance(run: Run, device: torch.device) -> float:
+    """Largest difference of an update from the same gradients."""
+    facts = optimizer_facts(run.train.optimizer.name)
+    if facts.extra_pass:  # whose gradients are those of each one's own passes
+        return max(_UPDATES, TOLERANCES[precision_of(run)].gradients)
+    return _UPDATES if facts.elementwise or device.type == "cpu" else _UPDATES_OF_WHOLE_TENSORS
+
+
 class _Comparison:
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    def __init__(self, run: Run, *, of_updates: float) -> None:
+        self._run, self._of_updates = run, of_updates
         self._numbers: list[str] = []
         self._tensors: list[str] = []
         self._tolerance = TOLERANCES[precision_of(run)]
@@ -115,7 +127,7 @@ class _Comparison:
                 for name, norm in _norms(expected).items()
             }
             what = f"change of weights in step {number}"
-            self._add(what, change, expected=expected, scales=scales, most=_UPDATES)
+            self._add(what, change, expected=expected, scales=scales, most=self._of_updates)
             old, old_plain = own.weights.tensors, right.weights
         return [*self._numbers, *self._tensors]
 
