@@ -98,7 +98,7 @@ def compute(
             return loss, [], []
         engine = InferenceEngine(driven, num_rows=3, vocab_size=VOCAB_SIZE)
         started = [
-            Generation(row, Sampling(temperature, 40, seed=1), 12, frozenset([END]))
+            Generation(row, Sampling(temperature, 40, seed=1), 6, frozenset([END]))
             for row in ROWS
             for temperature in (0.0, 1.0)
         ]
@@ -107,7 +107,7 @@ def compute(
             driven,
             ROWS[0],
             beams=BeamSettings(3),
-            max_new_tokens=8,
+            max_new_tokens=4,
             rules=TokenRules(frozenset([END])),
             vocab_size=VOCAB_SIZE,
         )
