@@ -40,7 +40,6 @@ ULYSSES: Values = CONTEXT | {"parallel.context_parallel_method": "ulysses"}
 LAYOUTS: dict[str, tuple[str, Values]] = {
     "stage 1, bf16": ("gpt", DATA | {"zero_stage": 1, "precision": "bf16"}),
     "stage 3, recomputation": ("gpt", DATA | {"zero_stage": 3, "recompute_granularity": "full"}),
-    "tensor": ("gpt", TENSOR),
     "tensor, sequence, data": ("llama", SEQUENCE | DATA | {"zero_stage": 2}),
     "ring": ("llama", CONTEXT),
     "experts": ("mixtral", EXPERTS),
@@ -49,6 +48,7 @@ LAYOUTS: dict[str, tuple[str, Values]] = {
 }
 GRID: dict[str, tuple[str, Values]] = {
     "stage 0": ("gpt", DATA | {"zero_stage": 0}),
+    "tensor": ("gpt", TENSOR),
     "replicas": (
         "gpt",
         DATA | {"zero_stage": 2, "parallel.data_parallel_replicate_size": 2, "dropout.hidden": 0.1},
