@@ -152,8 +152,8 @@ class Composition(NamedTuple):
             most = architecture["num_hidden_layers"] - stages + 1
             parallel["pipeline_layers"] = (*[1] * (stages - 1), most)
         train["optimizer"] |= {"learning_rate": 0.01}
-        if "epsilon" in plugins.constant("optim", train["optimizer"]["name"], "SETTINGS"):
-            train["optimizer"]["epsilon"] = 1e-3
+        if "rho" in plugins.constant("optim", train["optimizer"]["name"], "SETTINGS"):
+            train["optimizer"]["rho"] = 20.0  # or all updates of a tiny model would be clipped
         if not self.has_effect("optimizer.hessian_interval"):
             del train["optimizer"]["hessian_interval"]
         if optimizer_facts(train["optimizer"]["name"]).averages_weights:

@@ -119,6 +119,20 @@ EXPERT_FAULTS: dict[str, Fault] = {
         "Placement(dim if is_divided else None",
         composition(2, EXPERTS, "mixtral"),
     ),
+    "choices_of_other_experts": Fault(
+        _base.EngineBase._sum_over_ranks,
+        "of_routers = routers.read(rest[-routers.size :], num_rows)",
+        "of_routers = tuple(each._replace(counts=each.counts[::-1]) for each in "
+        "routers.read(rest[-routers.size :], num_rows))",
+        composition(2, {}, "deepseek_v3"),
+    ),
+    "share_of_dropped_choices": Fault(
+        _base.EngineBase._sum_over_ranks,
+        "of_routers = routers.read(rest[-routers.size :], num_rows)",
+        "of_routers = tuple(each._replace(dropped=1.15 * each.dropped) for each in "
+        "routers.read(rest[-routers.size :], num_rows))",
+        composition(2, {"router.capacity_factor": 1.0}, "mixtral"),
+    ),
     "balance_has_the_wrong_sign": Fault(
         BalancedRouter.balance,
         "counts_E.mean() - counts_E",

@@ -189,6 +189,21 @@ FAULTS: dict[str, Fault] = {
         "* measured.loss_scale",
         composition(2, {"precision": "fp16"}),
     ),
+    "norms_of_layers_halved": Fault(
+        _base.EngineBase._sum_over_ranks,
+        "math.sqrt(each) / scale",
+        "math.sqrt(each) / (2 * scale)",
+        composition(2, {"log_layer_norms": True}),
+    ),
+    "losses_of_corpora_for_labels": Fault(
+        _base.EngineBase._sum_over_ranks,
+        "rest[num_layers + 1 :: 2]",
+        "rest[num_layers::2]",
+        composition(2, {"log_corpus_losses": True}),
+    ),
+    "validation_of_one_rank": Fault(
+        _base.EngineBase.validate, "dist.all_reduce(total)", "pass", composition(2, {})
+    ),
     # ---- Updates ----
     **{
         f"learning_rate_of_{name}": Fault(
@@ -222,6 +237,12 @@ FAULTS: dict[str, Fault] = {
             "decayed": f"[own.sub_(each * {_DECAY}) for own, each in zip({_NORMS}, old)]",
         }.items()
     },
+    "hessian_of_too_many_labels": Fault(
+        native.Engine._relabelled_gradients,
+        "return max(1, num_labels)",
+        "return 1.2 * max(1, num_labels)",
+        composition(2, {"optimizer.name": "sophia_g"}),
+    ),
     # ---- Back ends ----
     "deepspeed_divides_by_data_ranks": Fault(
         deepspeed.Engine._gradients,

@@ -27,7 +27,7 @@ class WholeTensors(NamedTuple):
     tensors: dict[str, Tensor]
     """Mean of all copies of a tensor, fp32."""
     spreads: dict[str, float]
-    """Root of the mean, over copies, of the squared distance from their mean: 0 if all agree."""
+    """Root of the sum, over copies, of the squared distance from their mean: 0 if all agree."""
     missing: frozenset[str]
     """Tensors of which no rank has some element."""
 
@@ -104,11 +104,10 @@ def gather(chunks: Iterable[NamedChunk], shapes: Mapping[str, torch.Size]) -> Wh
     squares = dict.fromkeys(shapes, torch.zeros((), dtype=torch.float64))
     for name, place, values in chunks:
         squares[name] = squares[name] + (values.double().cpu() - means[name][place]).square().sum()
-    of_all = _total(torch.stack([*squares.values()])).tolist()
-    copies = [max(1.0, float(each.mean())) for each in counts_of.values()]
+    of_all = _total(torch.stack([*squares.values()])).sqrt().tolist()
     return WholeTensors(
         {name: mean.float() for name, mean in means.items()},
-        {name: (of / n) ** 0.5 for name, of, n in zip(shapes, of_all, copies, strict=True)},
+        dict(zip(shapes, of_all, strict=True)),
         frozenset(name for name, counts in counts_of.items() if not counts.all()),
     )
 

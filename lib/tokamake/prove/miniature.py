@@ -21,6 +21,8 @@ _WINDOW = 5
 """Window of attention, odd and shorter than samples."""
 _CAP = 0.5
 """Cap of scores, logits, and gates of experts, small as they are."""
+_LEAST_RATE = 0.01
+"""Least learning rate: smaller changes of weights would be lost in their rounding."""
 _VOCABULARY = 61
 """Odd, so that tensor-parallel ranks have uneven parts of it."""
 
@@ -93,6 +95,8 @@ def miniature(run: Run, world_size: int, *, precision: str) -> Run:
         **_without_measurements(train),
         "skip_data": (),
         "profile_steps": None,
+        "optimizer": train.optimizer.model_dump(exclude_unset=True)
+        | {"learning_rate": max(_LEAST_RATE, train.optimizer.learning_rate)},
         # Gradients of a tiny model are small, and clipping has to act.
         **({"gradient_clipping": 0.05} if train.gradient_clipping else {}),
     }
