@@ -129,7 +129,7 @@ EXPERT_FAULTS: dict[str, Fault] = {
     "share_of_dropped_choices": Fault(
         _base.EngineBase._sum_over_ranks,
         "of_routers = routers.read(rest[-routers.size :], num_rows)",
-        "of_routers = tuple(each._replace(dropped=1.15 * each.dropped) for each in "
+        "of_routers = tuple(each._replace(dropped=1.5 * each.dropped) for each in "
         "routers.read(rest[-routers.size :], num_rows))",
         composition(2, {"router.capacity_factor": 1.0}, "mixtral"),
     ),
