@@ -29,7 +29,7 @@ class WholeTensors(NamedTuple):
     spreads: dict[str, float]
     """Root of the sum, over copies, of the squared distance from their mean: 0 if all agree."""
     missing: frozenset[str]
-    """Tensors of which no rank has some element."""
+    """Tensors with an element that no rank has."""
 
 
 def fragments(engine: Any) -> list[Any]:

@@ -174,7 +174,7 @@ class _PlainTrainer:
         return optimizer
 
     def train(self, updates: Sequence[Update | None]) -> PlainTraining:
-        """Validate once, then train; an update replaces that of a step's own passes."""
+        """Validate once, then train; a step with an update takes its gradients."""
         initial = self._saved(self.masters | self.buffers)
         self._set_mode("eval")
         with torch.no_grad():

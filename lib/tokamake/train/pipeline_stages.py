@@ -1,7 +1,6 @@
 """The part of the model that this rank trains: its pipeline stages, their weights, their passes.
 
-Data parallelism is FSDP2, the pipeline uses torch's schedules. The back end fills in the weights
-and asks for losses and gradients.
+FSDP2 and torch's schedules divide the work; the back end asks for losses and gradients.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,8 +45,7 @@ class PipelineStages:
         buffers: tensors that all ranks of a stage have whole, and that no gradient changes.
         row_losses: sums of the losses of each row, (B,) for each micro batch of the training steps
             so far, on ranks with the last stage; None: they are not kept.
-        watch_logits: called with the logits of each micro batch, on ranks with the last stage;
-            None: nothing is.
+        watch_logits: if given, called with the logits of each micro batch, on the last stage.
         objective: the run's objective.
         routers: losses of routers; None: the family has none.
         further: losses of layers that predict further tokens; None: the model has none.
