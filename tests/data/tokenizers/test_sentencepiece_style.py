@@ -78,6 +78,20 @@ def test_definitions_give_the_same_tokens_or_are_refused(
         assert encode(texts) == reference(text)(texts)
 
 
+def test_a_tab_can_stand_in_place_of_its_byte() -> None:
+    """As in Gemma: the character has a token, so its byte needs none."""
+    changed = definition() | {"normalizer": SPACES}
+    vocab = changed["model"]["vocab"]
+    vocab["\t"] = vocab.pop("<0x09>")
+    text = json.dumps(changed)
+    reason, encode = encoders(text.encode(), "tokenizers")
+    assert not reason
+    texts = random_texts(
+        2000, seed=9, atoms=["\t", "\t\t", " ", "\n", "a", "\0", "<0x09>", "\u6f22"]
+    )
+    assert encode(texts) == reference(text)(texts)
+
+
 def definition() -> Json:
     """A tokenizer.json with the vocabulary of a SentencePiece model, and merges in its order."""
     spec = parser.read(sentencepiece_model())

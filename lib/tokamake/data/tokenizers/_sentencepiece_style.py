@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+from numpy.typing import NDArray
 
 from tokamake._csrc import BytePairs, Vocabulary
 from tokamake.data.tokenizers import _sentencepiece_model as sentencepiece_model
@@ -95,9 +96,21 @@ def metaspace_prefix(step: Json) -> str:
     raise Unsupported("its pre_tokenizer is not known to be exact")
 
 
+def fallback_ids(vocabulary: Vocabulary) -> NDArray[np.uint32]:
+    """(256,) token ids of bytes of characters that the vocabulary lacks.
+
+    Gemma has the character of a tab in place of its byte, which no other character has.
+    """
+    texts = [
+        chr(byte) if byte < 128 and vocabulary.id(text) is None else text
+        for byte, text in enumerate(BYTES)
+    ]
+    return byte_ids(vocabulary, texts)
+
+
 def _arguments(vocabulary: Vocabulary, *, shares_ranks: bool = False) -> dict[str, Any]:
-    singles, merges = byte_ids(vocabulary, BYTES), vocabulary.merges()
-    if np.isin(merges[:, :2], singles).any():
+    singles, merges = fallback_ids(vocabulary), vocabulary.merges()
+    if np.isin(merges[:, :2], [*filter(None, map(vocabulary.id, BYTES))]).any():
         raise Unsupported("it merges bytes")
     if vocabulary.id(MARK) is None:
         raise Unsupported("its vocabulary lacks U+2581")

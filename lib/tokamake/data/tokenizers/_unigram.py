@@ -23,7 +23,7 @@ from tokamake.data.tokenizers._normalization import (
     normal_forms,
 )
 from tokamake.data.tokenizers._patterns import CHARACTERS, compile_sets, matching, of_all_points
-from tokamake.data.tokenizers._sentencepiece_style import BYTES, MARK, metaspace_prefix
+from tokamake.data.tokenizers._sentencepiece_style import MARK, fallback_ids, metaspace_prefix
 
 _EXTENSION = "\u0489"  # belongs to the character before it
 _ALONE = (0x3400, 0xA000), (0xAC00, 0xD7A4), (0x20000, 0x40000)
@@ -55,7 +55,7 @@ def arguments(tokenizer: Json, vocabulary: Vocabulary) -> tuple[dict[str, Any], 
             byte_ids(vocabulary, [*byte_alphabet().values()])
             options, rules = {}, {"splits": splits, "prefix": prefix}  # no byte is unknown
     if options and model.get("byte_fallback"):
-        options["bytes"] = byte_ids(vocabulary, BYTES)
+        options["bytes"] = fallback_ids(vocabulary)
     if options and model.get("unk_id") is None:
         raise Unsupported("its model has no token for unknown text")
     texts = [text.encode() for text, _ in pieces] if options else _in_bytes(pieces)
