@@ -1,11 +1,18 @@
-"""Runs of a config before its data exist, and mistakes in naming them."""
+"""Runs of a config before its data exist, also runs that finetune, and mistakes in naming them."""
 
 import re
 from pathlib import Path
 
 import pytest
+import yaml
 
+from tokamake.config.architecture_files import read_architecture
+from tokamake.config.finetune import FinetuneSettings, FinetuneTask
+from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
+from tokamake.finetune.finetune_run import FinetuneRun, write_finetune_run
+from tokamake.preflight.finetune import finetuned_architecture
+from tokamake.prove.miniature import miniature
 from tokamake.prove.planned_runs import read_any
 
 MODEL = Path("config/models/tiny-gpt.yaml")
@@ -21,6 +28,14 @@ model: {checkpoint: elsewhere}
 train: {finetune: true}
 """
 
+FINETUNED = """\
+run: planned
+model: {checkpoint: elsewhere}
+finetune: {task: rte, train_files: none.tsv, validation_files: none.tsv}
+train: {sequence_length: 32, parallel: {tensor_parallel_size: 2}}
+"""
+BERT = Path("config/models/bert-base.yaml")
+
 
 def write(folder: Path, text: str) -> Path:
     path = folder / "config.yaml"
@@ -32,6 +47,39 @@ def test_the_model_of_a_checkpoint_on_another_machine_is_given(tmp_path: Path) -
     (run,) = read_any(write(tmp_path, ELSEWHERE), None, architecture=MODEL)
     assert run.architecture == read_any(write(tmp_path, CONFIG), None)[0].architecture
     assert run.train.finetune
+
+
+def test_a_run_that_finetunes_has_the_head_of_its_task(tmp_path: Path) -> None:
+    """Neither its files nor its checkpoint exist."""
+    (run,) = read_any(write(tmp_path, FINETUNED), None, architecture=BERT)
+    assert run.train.objective == "classification"
+    assert run.train.parallel.tensor_parallel_size == 2
+    assert run.architecture.setting("num_classes") == 2
+    tiny = miniature(run, 4, precision="fp32")
+    assert tiny.architecture.hidden_size < run.architecture.hidden_size
+    assert tiny.architecture.setting("num_classes") == 2
+
+
+def test_the_run_yaml_of_a_finetuning_is_read(tmp_path: Path) -> None:
+    settings = yaml.safe_load(FINETUNED)
+    run = FinetuneRun(
+        run="prepared",
+        seed=1,
+        checkpoint=tmp_path,
+        pretrained=tmp_path,
+        new_tensors=(),
+        dropped_tensors=(),
+        tokenizer=tmp_path,
+        output=tmp_path,
+        architecture=finetuned_architecture(read_architecture(BERT), FinetuneTask(name="rte")),
+        train=TrainSettings.model_validate(settings["train"]),
+        finetune=FinetuneSettings.model_validate(settings["finetune"]),
+    )
+    write_finetune_run(tmp_path / "run.yaml", run)
+    (found,) = read_any(tmp_path / "run.yaml", None)
+    (other,) = read_any(tmp_path / "run.yaml", None, architecture=BERT)
+    assert found.architecture == other.architecture == run.architecture
+    assert found.train.parallel == run.train.parallel
 
 
 @pytest.mark.parametrize(

@@ -11,40 +11,49 @@ from tokamake.config.root import Config
 from tokamake.config.runs import NamedRun, read_runs
 from tokamake.config_files import read_yaml
 from tokamake.errors import UserError, choice
+from tokamake.finetune.finetune_run import FinetuneRun, read_finetune_run
+from tokamake.preflight.finetune import finetuned_architecture
 from tokamake.preflight.initial_models import check_initial_models
 from tokamake.remote.hub_models import unfetched
+
+_ROWS = 1000
+"""Rows of a task, whose files are not read: a miniature has a length of its own."""
 
 
 def read_any(path: Path, name: str | None, *, architecture: Path | None = None) -> list[Run]:
     """Runs of a run.yaml or of a config, without their data.
 
     Args:
-        name: a run of the config's table; None: all that pretrain.
+        name: a run of the config's table; None: all of them.
         architecture: file of the model; None: the config names it, or its checkpoint has it.
     """
     content = read_yaml(path, "give a run.yaml or a config of the workflow")
     if isinstance(content, dict) and content.keys() & {"architecture", "index", "output"}:
-        runs = [read_run(path)]
-        if architecture is None:
-            return runs
-        model = read_architecture(architecture)
-        return [run.model_copy(update={"architecture": model}) for run in runs]
+        return [_resolved(path, architecture, finetunes="finetune" in content)]
     named = read_runs(content or {}, str(path))
     if name is not None and name not in named:
         raise UserError(f"--run {quote(name)}: not in {path}; {choice(name, [*named])}")
-    pretrained = [each for each, (config, _) in named.items() if config.finetune is None]
-    chosen = [name] if name is not None else pretrained
-    if not {*chosen} <= {*pretrained} or not chosen:
-        raise UserError(
-            f"{path}: a finetuning divides only its data among ranks; name a run that pretrains"
-        )
     if architecture is not None:
         models = dict.fromkeys(named, read_architecture(architecture))
     else:
         _check_checkpoints(named)
         initial = check_initial_models(named, is_main_process=True)
         models = {name: each.architecture for name, each in initial.items()}
+    chosen = [*named] if name is None else [name]
     return [_planned(named[each].config, models[each]) for each in chosen]
+
+
+def _resolved(path: Path, architecture: Path | None, *, finetunes: bool) -> Run:
+    """The run of a run.yaml, with another model if one is given."""
+    model = None if architecture is None else read_architecture(architecture)
+    if not finetunes:
+        run = read_run(path)
+        return run if model is None else run.model_copy(update={"architecture": model})
+    finetuning = read_finetune_run(path)
+    if model is not None:
+        with_head = finetuned_architecture(model, finetuning.finetune.task)
+        finetuning = finetuning.model_copy(update={"architecture": with_head})
+    return finetuning.resolved(_ROWS)
 
 
 def _check_checkpoints(named: Mapping[str, NamedRun]) -> None:
@@ -60,6 +69,20 @@ def _check_checkpoints(named: Mapping[str, NamedRun]) -> None:
 
 
 def _planned(config: Config, architecture: Architecture) -> Run:
+    if config.finetune is not None:
+        return FinetuneRun(
+            run=config.run,
+            seed=config.seed,
+            checkpoint=Path(),
+            pretrained=Path(),
+            new_tensors=(),
+            dropped_tensors=(),
+            tokenizer=Path(),
+            output=Path(),
+            architecture=finetuned_architecture(architecture, config.finetune.task),
+            train=config.train,
+            finetune=config.finetune,
+        ).resolved(_ROWS)
     lengths = {"train_steps": 1000, "train_samples": None, "train_tokens": None}
     return Run(
         run=config.run,

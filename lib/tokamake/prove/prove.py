@@ -25,24 +25,24 @@ def prove(
 ) -> None:
     """Prove that a run's layout computes the gradients of one process, with a tiny model.
 
-    It takes the run's parallelism, back end, ZeRO stage, recomputation, objective, family,
-    optimizer, dropout and packing, and makes the model, the samples and the batches tiny. Two steps
-    on all ranks are compared with two steps in one process that divides nothing: losses, the norm
-    and each tensor of the gradients, and the updated weights. First in fp32, where a wrong factor
-    cannot hide, then in the precision of the run.
+    It keeps the run's parallelism, back end, ZeRO stage, recomputation, objective or task, family,
+    optimizer, dropout and packing, and makes the model, the samples and the batches tiny. It trains
+    two steps on all ranks, and the same two steps in one process that divides nothing. It compares
+    losses, norms of gradients, the gradient of each tensor, and the change of each weight: first in
+    fp32, where a wrong factor cannot hide, then in the precision of the run.
 
-    Alone, it starts its ranks on the cores of this machine. Started on several ranks, by torchrun,
-    mpiexec or srun, it uses these and their devices. Nothing of the run is read or written. The
+    Started alone, it starts its ranks on the cores of this machine. Started by torchrun, mpiexec or
+    srun, it uses their ranks and devices. It reads no data and no weights, and writes nothing. The
     exit status is 1 if anything differs.
 
     Args:
         config: A run.yaml, as `tokamake resolve` writes it, or a config of the workflow, before
             its data exist.
-        run: Run of the config's table of runs; default: each run that pretrains.
+        run: Run of the config's table of runs; default: each run, one after the other.
         architecture: File of the model, such as config/models/llama2-7b.yaml, for a config whose
             checkpoint is on another machine; default: as the config says.
-        most_ranks: Ranks that it may start on this machine; a longer pipeline is shortened, and
-            then fewer ranks divide the experts.
+        most_ranks: Ranks that it may start on this machine. If the layout needs more, it shortens
+            the pipeline, and then divides the experts among fewer ranks.
     """
     from tokamake.prove.planned_runs import read_any
     from tokamake.runtime.process_group import joined
