@@ -183,6 +183,12 @@ FAULTS: dict[str, Fault] = {
         "limit / (norm * norm + 1e-6)",
         composition(2, {}),
     ),
+    "small_gradients_scaled_up": Fault(
+        gradient_clipping.clip_coefficient,
+        "min(1.0, limit / (norm + 1e-6))",
+        "limit / (norm + 1e-6)",
+        composition(2, {"gradient_clipping": 100.0}),
+    ),
     "norm_keeps_the_loss_scale": Fault(
         native.Engine.train_step,
         "/ measured.loss_scale",
@@ -203,6 +209,12 @@ FAULTS: dict[str, Fault] = {
     ),
     "validation_of_one_rank": Fault(
         _base.EngineBase.validate, "dist.all_reduce(total)", "pass", composition(2, {})
+    ),
+    "validation_of_weights_that_are_no_average": Fault(
+        _base.EngineBase.validate,
+        'self._set_mode("eval")',
+        "pass",
+        composition(2, {"optimizer.name": "schedule_free_adamw"}),
     ),
     # ---- Updates ----
     **{

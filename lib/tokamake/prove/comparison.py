@@ -87,8 +87,8 @@ def differences(run: Run, ranks: Ranks, *, device: torch.device) -> list[str]:
     else:
         check_run(run, index=None, world_size=ranks.world_size, device=device)
     shapes = tensor_shapes(run)
-    untouched: list[PlainTraining] = []
-    _on_rank_0(ranks, lambda: untouched.append(train_plainly(run, num_steps=1)))
+    untouched: list[PlainStep] = []
+    _on_rank_0(ranks, lambda: untouched.extend(train_plainly(run, num_steps=1).steps))
     of_ranks = train_on_ranks(run, ranks, num_steps=NUM_STEPS, shapes=shapes, device=device)
 
     def compare() -> list[str]:
@@ -96,7 +96,8 @@ def differences(run: Run, ranks: Ranks, *, device: torch.device) -> list[str]:
         updates = [step.update for step in of_ranks.steps]
         plain = train_plainly(run, num_steps=NUM_STEPS, updates=updates)
         comparison = _Comparison(run, device)
-        return [*_changes_of_process(untouched[0], plain), *comparison.lines(of_ranks, plain)]
+        changed = _changes_of_process(untouched[0], plain.steps[0])
+        return [*changed, *comparison.lines(of_ranks, plain)]
 
     return _on_rank_0(ranks, compare) or []
 
@@ -119,9 +120,9 @@ def _on_rank_0(ranks: Ranks, work: Callable[[], list[str] | None]) -> list[str] 
     return results[0]
 
 
-def _changes_of_process(before: PlainTraining, after: PlainTraining) -> list[str]:
+def _changes_of_process(before: PlainStep, after: PlainStep) -> list[str]:
     """Gradients of the process alone that an engine has changed, which it may leave a hook in."""
-    own, later = before.steps[0].gradients, after.steps[0].gradients
+    own, later = before.gradients, after.gradients
     return [
         f"gradients of the process alone: {name}: not the same after the training on ranks"
         for name in own
@@ -141,8 +142,6 @@ class _Comparison:
         initial = plain.initial
         scales = _norms(initial)
         self._add("initial weights", of_ranks.initial, expected=initial, scales=scales, most=0.0)
-        validation = of_ranks.validation
-        self._compare_number("validation loss", validation, expected=plain.validation)
         pairs = zip(of_ranks.steps, plain.steps, strict=True)
         old, old_plain = of_ranks.initial.tensors, initial
         for number, (own, right) in enumerate(pairs, 1):
@@ -158,6 +157,9 @@ class _Comparison:
             what = f"change of weights in step {number}"
             self._add(what, change, expected=expected, scales=scales, most=1.0)
             old, old_plain = own.weights.tensors, right.weights
+        validations = zip(of_ranks.validations, plain.validations, strict=True)
+        for when, (loss, expected_loss) in zip(("first", "last"), validations, strict=True):
+            self._compare_number(f"{when} validation loss", loss, expected=expected_loss)
         return [*self._numbers, *self._tensors]
 
     def _compare_step(self, of_step: str, own: RankStep, *, right: PlainStep) -> None:

@@ -60,8 +60,8 @@ class PlainStep(NamedTuple):
 class PlainTraining(NamedTuple):
     """Steps of training."""
 
-    validation: float | None
-    """Loss of the samples after the last step, before the first step; None: they have no label."""
+    validations: list[float | None]
+    """Loss of the samples after the last step, before the first step and after the last one."""
     steps: list[PlainStep]
     initial: dict[str, Tensor]
     """Weights before the first step, fp32."""
@@ -92,9 +92,9 @@ def train_plainly(
 
     Args:
         run: a run with its precision; see `with_precision`. Its index and its data are not read.
-        updates: of another training, whose weights it keeps; default: of its own passes.
+        updates: of another training, whose weights it keeps; default: none, and no validation.
     """
-    return _PlainTrainer(run).train(updates or [None] * num_steps)
+    return _PlainTrainer(run).train(updates or [None] * num_steps, validates=updates is not None)
 
 
 def tensor_shapes(run: Run) -> dict[str, torch.Size]:
@@ -173,14 +173,19 @@ class _PlainTrainer:
         )
         return optimizer
 
-    def train(self, updates: Sequence[Update | None]) -> PlainTraining:
-        """Validate once, then train; a step with an update takes its gradients."""
-        initial = self._saved(self.masters | self.buffers)
-        self._set_mode("eval")
-        with torch.no_grad():
-            validation = self._loss(len(updates), numbers=False)
+    def train(self, updates: Sequence[Update | None], *, validates: bool) -> PlainTraining:
+        """Train a step for each update, whose gradients it takes; validate before and after."""
+        initial, last = self._saved(self.masters | self.buffers), len(updates)
+        validations = [self._validate(last)] if validates else []
         steps = [self._step(step, update) for step, update in enumerate(updates)]
-        return PlainTraining(None if validation is None else validation.item(), steps, initial)
+        validations += [self._validate(last)] if validates else []
+        return PlainTraining(validations, steps, initial)
+
+    @torch.no_grad()
+    def _validate(self, step: int) -> float | None:
+        self._set_mode("eval")
+        loss = self._loss(step, numbers=False)
+        return None if loss is None else loss.item()
 
     def _step(self, step: int, update: Update | None) -> PlainStep:
         self._set_mode("train")
@@ -267,7 +272,8 @@ class _PlainTrainer:
         if self.routers is not None:
             self.routers.factor = self._scale / self._num_rows
         if self.further is not None:
-            self._further_labels = _num_further_labels(batches)
+            labels_NK = [each.further_inputs["further_labels"].flatten(0, 1) for each in batches]
+            self._further_labels = (torch.cat(labels_NK) != NO_LABEL).sum(0).tolist()
             self.further.factors = [self._scale / max(1, n) for n in self._further_labels]
         total = torch.zeros(())
         for batch in batches:
@@ -385,12 +391,6 @@ class _PlainTrainer:
 def _num_labels(batches: Sequence[MicroBatch]) -> int:
     """Tokens of a step that have a label."""
     return sum(int((batch.labels != NO_LABEL).sum()) for batch in batches)
-
-
-def _num_further_labels(batches: Sequence[MicroBatch]) -> list[int]:
-    """Labels of each layer that predicts further tokens."""
-    labels_NK = torch.cat([each.further_inputs["further_labels"].flatten(0, 1) for each in batches])
-    return [int(number) for number in (labels_NK != NO_LABEL).sum(0)]
 
 
 def _num_samples(batches: Sequence[MicroBatch]) -> int:

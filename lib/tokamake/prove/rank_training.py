@@ -38,8 +38,9 @@ class RankStep(NamedTuple):
 class RankTraining(NamedTuple):
     """Steps of training; the same on all ranks."""
 
-    validation: float | None
-    """Loss of the samples after the last step, before the first step; None: they have no label."""
+    validations: list[float | None]
+    """Loss of the samples after the last step, before the first step and after the last one; None:
+    they have no label."""
     steps: list[RankStep]
     initial: WholeTensors
     """Weights before the first step."""
@@ -65,7 +66,7 @@ def train_on_ranks(
     objective = engine.stages.objective
     initial = gather(weights(engine), shapes)
     held_out = rank_samples(step_samples(objective, step=num_steps), engine.mesh)
-    validation = engine.validate(iter(held_out)).loss
+    validations = [engine.validate(iter(held_out)).loss]
     updates: list[WholeTensors] = []
     with_gradient = {
         name: shape for name, shape in shapes.items() if not name.endswith(WITHOUT_GRADIENT)
@@ -76,7 +77,9 @@ def train_on_ranks(
         rows = rank_samples(step_samples(objective, step=number), engine.mesh)
         ids = rank_ids(objective, engine.mesh, step=number)
         result = engine.train_step(rows, samples=ids, **rates(run, number))
+        if number + 1 == num_steps:  # some optimizers validate an average of the weights
+            validations.append(engine.validate(iter(held_out)).loss)
         engine._set_mode("eval")
         steps.append(RankStep(result, [*updates], gather(weights(engine), shapes)))
         updates.clear()
-    return RankTraining(validation, steps, initial)
+    return RankTraining(validations, steps, initial)
