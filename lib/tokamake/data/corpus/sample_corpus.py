@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import importlib
 import json
+import os
 import sysconfig
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -83,14 +84,17 @@ def _library() -> Path:
 def _read_sources() -> list[tuple[str, str]]:
     """Return (path, text) of all source files in UTF-8 except tests, sorted by path."""
     root = _library()
+    paths: list[Path] = []
+    for folder, subfolders, names in os.walk(root):
+        # Installed packages can be many times the library, so they are not even listed.
+        subfolders[:] = set(subfolders) - _NOT_SOURCE
+        paths += (Path(folder, name) for name in names if name.endswith(".py"))
     sources = []
-    for path in sorted(root.rglob("*.py")):
-        relative = path.relative_to(root)
-        if _NOT_SOURCE.isdisjoint(relative.parts):
-            try:
-                sources.append((relative.as_posix(), path.read_text(encoding="utf-8")))
-            except UnicodeDecodeError:
-                continue
+    for path in sorted(paths):
+        try:
+            sources.append((path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")))
+        except UnicodeDecodeError:
+            continue
     return sources
 
 
