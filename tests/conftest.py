@@ -2,6 +2,7 @@
 
 import gc
 import json
+import logging
 import os
 import shutil
 from collections import Counter
@@ -55,6 +56,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # Snakemake sets another number in jobs: threads that wait must not keep the cores busy.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # torch is already imported
+    # torch writes hundreds of lines for each checkpoint, which pytest would format and keep.
+    logging.disable(logging.DEBUG)
     shared_folder()  # before workers begin, which use it, too
     if not hasattr(config, "workerinput"):
         config.option.tx = [

@@ -18,13 +18,13 @@ def cover(
 
     With costs, they are cheap rather than few.
     """
-    cases = list(cases)
-    chosen, seen = list[Case](), set[Hashable]()
-    while missing := set().union(*map(features, cases)) - seen:
-        best = max(cases, key=lambda case: len(missing & set(features(case))) / cost(case))
+    all_features = [(case, set(features(case))) for case in cases]
+    chosen, missing = list[Case](), set[Hashable]().union(*(own for _, own in all_features))
+    while missing:
+        best, found = max(all_features, key=lambda each: len(missing & each[1]) / cost(each[0]))
         chosen.append(best)
-        seen |= set(features(best))
-    return [case for case in cases if case in chosen]
+        missing -= found
+    return [case for case, _ in all_features if case in chosen]
 
 
 def params(cases: Iterable[Case], kept: Iterable[Case]) -> list[Any]:
