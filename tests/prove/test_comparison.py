@@ -153,7 +153,7 @@ def test_compositions_have_each_possible_pair_of_values(whole: Drawing, times: i
             assert sum(together(kinds, each) for each in whole.drawn) >= times
     for pair, reason in whole.refused.items():
         assert not whole.counts[pair]
-        assert ":" in reason, (pair, reason)  # the setting, and the reason; not the ranks here
+        assert not reason.endswith(" ranks"), (pair, reason)  # too many of them for this machine
 
 
 def test_sixty_compositions_have_each_value(stratified: list[Composition]) -> None:

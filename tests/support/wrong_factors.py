@@ -255,6 +255,12 @@ FAULTS: dict[str, Fault] = {
         "return 1.2 * max(1, num_labels)",
         composition(2, {"optimizer.name": "sophia_g"}),
     ),
+    "hessian_of_one_rank": Fault(
+        native.Engine._relabelled_gradients,
+        "self._add_up_gradients()",
+        "pass",
+        composition(2, {"optimizer.name": "sophia_g"}),
+    ),
     # ---- Back ends ----
     "deepspeed_divides_by_data_ranks": Fault(
         deepspeed.Engine._gradients,

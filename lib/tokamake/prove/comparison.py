@@ -19,8 +19,8 @@ from tokamake.config.resolved_run import Run
 from tokamake.models.common.router_losses import LayerRouting
 from tokamake.preflight.finetune import check_settings
 from tokamake.preflight.run import check_on_ranks, check_run
-from tokamake.prove.engine_tensors import WholeTensors
-from tokamake.prove.plain_training import PlainStep, PlainTraining, tensor_shapes, train_plainly
+from tokamake.prove.engine_tensors import WholeTensors, tensor_shapes
+from tokamake.prove.plain_training import PlainStep, PlainTraining, train_plainly
 from tokamake.prove.rank_training import RankStep, RankTraining, train_on_ranks
 from tokamake.runtime.ranks import Ranks
 from tokamake.runtime.torch_internals import restore_linear
@@ -58,12 +58,11 @@ otherwise than those of a CPU."""
 _UPDATES_OF_ROUNDED_STATES = 0.1
 """For optimizers that round their states: by other parts of a tensor on ranks than in one
 process."""
-_NO_LIMIT = 1e9
 _ROUNDED_WEIGHTS = 2e-3
 """Share of a tensor's weights that counts with its change: their last bits are rounded."""
 _OTHER_CHOICES = Tolerance(5e-2, 0.5)
-"""In 16 bits, in a step where rounding has changed how many tokens choose an expert. Few tokens
-decide the gradient of a tiny expert."""
+"""In 16 bits, in a step where rounding has changed how many tokens choose an expert, and for
+gradients of labels that are drawn. Few tokens decide the gradient of a tiny expert."""
 _FEW_CHOICES = {"fp32": 0.01, "bf16": 0.1, "fp16": 0.05}
 """Share of the choices of experts that rounding may change."""
 _FLOOR = {"fp32": 1e-3, "bf16": 3e-2, "fp16": 1e-2}
@@ -167,12 +166,16 @@ class _Comparison:
         self._tolerance = self._tolerance_of(done.routers, right.routers)
         if len(own.updates) != 1:
             self._numbers.append(f"updates {of_step}: {len(own.updates)}, expected 1")
-        norms = _norms(right.gradients)
-        least = max(_FLOOR[precision_of(self._run)] * math.hypot(*norms.values()), 1e-30)
-        scales = {name: max(norm, least) for name, norm in norms.items()}
-        for gradients in own.updates:
-            most, what = self._tolerance.gradients, f"gradients {of_step}"
-            self._add(what, gradients, expected=right.gradients, scales=scales, most=most)
+        if len(own.extra) != bool(right.extra):
+            expected = int(bool(right.extra))
+            self._numbers.append(f"extra passes {of_step}: {len(own.extra)}, expected {expected}")
+        most = self._tolerance.gradients
+        what = f"gradients {of_step}"
+        self._compare_gradients(what, own.updates, expected=right.gradients, most=most)
+        if precision_of(self._run) != "fp32":
+            most = max(most, _OTHER_CHOICES.gradients)  # rounding may draw another label
+        what = f"gradients of the extra pass {of_step}"
+        self._compare_gradients(what, own.extra, expected=right.extra, most=most)
         self._compare_number(f"loss {of_step}", done.loss, expected=right.loss)
         norm = f"gradient norm {of_step}"
         self._compare_number(norm, done.grad_norm, expected=right.grad_norm)
@@ -200,11 +203,19 @@ class _Comparison:
             return tolerance
         return Tolerance(*map(max, zip(tolerance, _OTHER_CHOICES, strict=True)))
 
+    def _compare_gradients(
+        self, what: str, values: Iterable[WholeTensors], *, expected: Tensors, most: float
+    ) -> None:
+        """Compare gradients of tensors, relative to the whole gradient if they are small."""
+        norms = _norms(expected)
+        least = max(_FLOOR[precision_of(self._run)] * math.hypot(*norms.values()), 1e-30)
+        scales = {name: max(norm, least) for name, norm in norms.items()}
+        for gradients in values:
+            self._add(what, gradients, expected=expected, scales=scales, most=most)
+
     def _of_update(self, tensor: Tensor) -> float:
         """Largest difference of the change of a tensor by the same gradients."""
         facts = optimizer_facts(self._run.train.optimizer.name)
-        if facts.extra_pass and precision_of(self._run) != "fp32":
-            return _NO_LIMIT  # squares of small rounded gradients have no right digit
         if facts.state_bytes < 4:
             return _UPDATES_OF_ROUNDED_STATES
         # Optimizers that need the shapes of matrices multiply them.

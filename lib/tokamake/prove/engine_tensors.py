@@ -1,12 +1,16 @@
 """Tensors of an engine by name: chunks on this rank of weights and of the gradients of updates."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tokamake import plugins
+from tokamake.config.resolved_run import Run
+from tokamake.optim._extra_pass import ExtraPass, Relabel
 from tokamake.parallel.sharding import ParameterChunk
 from tokamake.runtime.device import group_device
 
@@ -30,6 +34,14 @@ class WholeTensors(NamedTuple):
     """Root of the sum, over copies, of the squared distance from their mean: 0 if all agree."""
     missing: frozenset[str]
     """Tensors with an element that no rank has."""
+
+
+def tensor_shapes(run: Run) -> dict[str, torch.Size]:
+    """Shapes of all whole tensors of a run's model, buffers too, by their names in checkpoints."""
+    with torch.device("meta"):
+        model: Any = plugins.load("models/*/model", run.architecture.family).Model(run.architecture)
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {model.tensor_name(name): tensor.shape for name, tensor in named}
 
 
 def fragments(engine: Any) -> list[Any]:
@@ -83,6 +95,29 @@ def watch_updates(engine: Any, watch: Callable[[list[NamedChunk]], None]) -> Non
         return update(*arguments)
 
     engine.optimizer.step = step
+
+
+def watch_extra_passes(engine: Any, watch: Callable[[list[NamedChunk]], None]) -> None:
+    """Call `watch` with the gradients of each extra pass that the optimizer makes."""
+    if not hasattr(engine.optimizer, "prepare"):
+        return
+    prepare = engine.optimizer.prepare
+
+    def watched(extra_pass: ExtraPass) -> None:
+        def gradients(relabel: Relabel) -> int | None:
+            num_labels = extra_pass.gradients(relabel)
+            watch([chunk for each in fragments(engine) for chunk in chunks(each, _gradient(each))])
+            return num_labels
+
+        prepare(replace(extra_pass, gradients=gradients))
+
+    engine.optimizer.prepare = watched
+
+
+def _gradient(fragment: Any) -> Tensor:
+    """Gradient of a fragment; 0 if it has none."""
+    tensor = buffer(fragment)
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
 
 
 def gather(chunks: Iterable[NamedChunk], shapes: Mapping[str, torch.Size]) -> WholeTensors:

@@ -42,11 +42,12 @@ class PlainStep(NamedTuple):
     """Clipped gradient of each tensor, fp32, by its name in checkpoints."""
     weights: dict[str, Tensor]
     """Weights after the update, fp32."""
+    extra: dict[str, Tensor]
+    """Gradients of the extra pass of an optimizer, fp32; empty: it made none."""
     corpora: tuple[tuple[float, float], ...] = ()
     """Sum of the losses of tokens, and number of labels, of each corpus; empty: not measured."""
     layer_norms: tuple[float, ...] = ()
-    """Norm of the gradient of each layer, then of all other parameters, before clipping; empty:
-    not measured."""
+    """Norms of unclipped gradients of layers, then of other parameters; empty: not measured."""
     sample_loss: float | None = None
     """Part of `loss` of whole samples; None: they have none."""
     num_rows: int = 0
@@ -72,6 +73,8 @@ class Update(NamedTuple):
 
     gradients: Mapping[str, Tensor]
     """Clipped gradient of each tensor, fp32, by its name in checkpoints."""
+    extra: Mapping[str, Tensor]
+    """Gradients of the extra pass of an optimizer."""
     routers: Sequence[LayerRouting]
     """Choices of experts, which move the biases of routers."""
 
@@ -95,14 +98,6 @@ def train_plainly(
         updates: of another training, whose weights it keeps; default: none, and no validation.
     """
     return _PlainTrainer(run).train(updates or [None] * num_steps, validates=updates is not None)
-
-
-def tensor_shapes(run: Run) -> dict[str, torch.Size]:
-    """Shapes of all whole tensors of a run's model, buffers too, by their names in checkpoints."""
-    with torch.device("meta"):
-        model: Any = plugins.load("models/*/model", run.architecture.family).Model(run.architecture)
-    named = [*model.named_parameters(), *model.named_buffers()]
-    return {model.tensor_name(name): tensor.shape for name, tensor in named}
 
 
 class _PlainTrainer:
@@ -151,11 +146,9 @@ class _PlainTrainer:
         weights = model_tensors.random_weights(self.run.architecture, self.run.seed)
         masters = {}
         for name, parameter in self.model.named_parameters():
-            values = torch.empty(parameter.shape)
-            saved = self.model.tensor_name(name)
-            for at, drawn in weights.tiles(
-                saved, parameter.shape, place=whole_slices(parameter.shape)
-            ):
+            saved, shape = self.model.tensor_name(name), parameter.shape
+            values = torch.empty(shape)
+            for at, drawn in weights.tiles(saved, shape, place=whole_slices(shape)):
                 values[at] = torch.from_numpy(drawn)
             masters[name] = nn.Parameter(values)
         self.buffers = dict(self.model.named_buffers())
@@ -189,8 +182,7 @@ class _PlainTrainer:
 
     def _step(self, step: int, update: Update | None) -> PlainStep:
         self._set_mode("train")
-        if hasattr(self.optimizer, "prepare"):
-            self._make_extra_pass(step)
+        extra = self._make_extra_pass(step, update) if hasattr(self.optimizer, "prepare") else {}
         self.corpora = torch.zeros(NUM_CORPORA, 2, dtype=torch.float64)
         self._sample_loss = None
         loss = self._loss(step, numbers=True)
@@ -205,10 +197,7 @@ class _PlainTrainer:
         layer_norms = self._layer_norms()
         limit = self.run.train.gradient_clipping or torch.inf
         norm = nn.utils.clip_grad_norm_(self.masters.values(), limit)
-        gradients = {
-            name: master.grad.clone() if master.grad is not None else torch.zeros_like(master)
-            for name, master in self.masters.items()
-        }
+        gradients = self._gradients()
         if update is not None:
             self._take(update.gradients)
         self._balance(routers if update is None else update.routers)
@@ -219,8 +208,9 @@ class _PlainTrainer:
         return PlainStep(
             0.0 if loss is None else loss.item(),
             norm.item(),
-            self._saved(gradients),
+            gradients,
             self._saved(self.masters | self.buffers),
+            extra,
             corpora=corpora,
             layer_norms=layer_norms,
             sample_loss=None if self._sample_loss is None else self._sample_loss.item(),
@@ -301,33 +291,37 @@ class _PlainTrainer:
             )
         ]
 
-    def _make_extra_pass(self, step: int) -> None:
-        """Run the extra pass of an optimizer, with other labels, before the step's own passes."""
+    def _make_extra_pass(self, step: int, update: Update | None) -> dict[str, Tensor]:
+        """Gradients with other labels if the optimizer needs them before those of a step."""
         batches = self._batches(step, numbers=True)
-        num_labels, vocab_size = _num_labels(batches), self.run.architecture.vocab_size
+        num_labels, rows = max(1, _num_labels(batches)), step_samples(self.objective, step=step)[0]
+        vocab_size = self.run.architecture.vocab_size
         assert vocab_size is not None
+        made: dict[str, Tensor] = {}
 
         def gradients(relabel: Relabel) -> int:
             for number, batch in enumerate(batches):
                 logits = self._predict(batch).logits
                 labels = Labels(relabel(number, logits))
                 losses = self.objective.losses(Predictions(logits), labels)
-                self._add_gradients(losses.tokens / max(1, num_labels))
-            return max(1, num_labels)
+                self._add_gradients(losses.tokens / num_labels)
+            made.update(self._gradients())
+            if update is not None:
+                self._take(update.extra)
+            return num_labels
 
         self.optimizer.prepare(  # type: ignore[attr-defined]  # of optimizers with an extra pass
             ExtraPass(
                 gradients=gradients,
                 labels=[batch.labels for batch in batches],
                 label_numbers=[batch.label_numbers for batch in batches],
-                label_shape=lambda: self.objective.label_shape(
-                    step_samples(self.objective, step=step)[0]
-                ),
+                label_shape=lambda: self.objective.label_shape(rows),
                 vocab_size=vocab_size,
                 seed=self.run.seed,
             )
         )
         self.optimizer.zero_grad()
+        return made
 
     def _mean(self, batch: MicroBatch, *, num_labels: int, num_samples: int) -> Tensor:
         """Part of a micro batch in the mean over the labels, and over the samples, of the step."""
@@ -381,6 +375,11 @@ class _PlainTrainer:
             gradient, master = parameter.grad.float() / scale, self.masters[name]
             master.grad = gradient if master.grad is None else master.grad + gradient
             parameter.grad = None
+
+    def _gradients(self) -> dict[str, Tensor]:
+        """Copies of gradients; 0 for a parameter that has none."""
+        pairs = ((name, own, own.grad) for name, own in self.masters.items())
+        return self._saved({n: torch.zeros_like(own) if g is None else g for n, own, g in pairs})
 
     def _saved(self, named: "dict[str, Any]") -> dict[str, Tensor]:
         """Copies of tensors by their names in checkpoints."""

@@ -11,6 +11,7 @@ from tokamake.config.resolved_run import Run
 from tokamake.prove.engine_tensors import (
     WholeTensors,
     gather,
+    watch_extra_passes,
     watch_updates,
     weights,
 )
@@ -26,13 +27,16 @@ class RankStep(NamedTuple):
     result: StepResult
     updates: list[WholeTensors]
     """Clipped gradients of each update of the weights; a step has one update."""
+    extra: list[WholeTensors]
+    """Gradients of each extra pass of the optimizer; a step has one at most."""
     weights: WholeTensors
     """Weights after the step."""
 
     @property
     def update(self) -> Update:
         """Gradients and choices that changed the weights; no gradients if there was no update."""
-        return Update(self.updates[-1].tensors if self.updates else {}, self.result.routers)
+        own, extra = (made[-1].tensors if made else {} for made in (self.updates, self.extra))
+        return Update(own, extra, self.result.routers)
 
 
 class RankTraining(NamedTuple):
@@ -67,11 +71,12 @@ def train_on_ranks(
     initial = gather(weights(engine), shapes)
     held_out = rank_samples(step_samples(objective, step=num_steps), engine.mesh)
     validations = [engine.validate(iter(held_out)).loss]
-    updates: list[WholeTensors] = []
+    updates, extra = list[WholeTensors](), list[WholeTensors]()
     with_gradient = {
         name: shape for name, shape in shapes.items() if not name.endswith(WITHOUT_GRADIENT)
     }
     watch_updates(engine, lambda gradients: updates.append(gather(gradients, with_gradient)))
+    watch_extra_passes(engine, lambda gradients: extra.append(gather(gradients, with_gradient)))
     steps = []
     for number in range(num_steps):
         rows = rank_samples(step_samples(objective, step=number), engine.mesh)
@@ -80,6 +85,7 @@ def train_on_ranks(
         if number + 1 == num_steps:  # some optimizers validate an average of the weights
             validations.append(engine.validate(iter(held_out)).loss)
         engine._set_mode("eval")
-        steps.append(RankStep(result, [*updates], gather(weights(engine), shapes)))
+        steps.append(RankStep(result, [*updates], [*extra], gather(weights(engine), shapes)))
         updates.clear()
+        extra.clear()
     return RankTraining(validations, steps, initial)
