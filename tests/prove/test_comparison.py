@@ -166,12 +166,17 @@ def test_sixty_compositions_have_each_value(stratified: list[Composition]) -> No
 def test_a_composition_prints_the_config_that_reproduces_it(
     stratified: list[Composition], tmp_path: Path
 ) -> None:
-    drawn = [each for each in stratified if each.objective not in tasks()]
-    for number, each in enumerate(drawn):
+    for number, each in enumerate(stratified):
         path = tmp_path / f"{number}.yaml"
         path.write_text(each.config, encoding="utf-8")
         (run,) = read_any(path, None)
         own = each.run()
+        if each.objective in tasks():  # rows of a file decide the steps of an epoch
+            lengths = {"train_steps": 0, "evaluation_interval": 0}
+            run, own = (
+                one.model_copy(update={"train": one.train.model_copy(update=lengths)})
+                for one in (run, own)
+            )
         assert (run.train, run.architecture, run.seed) == (own.train, own.architecture, each.seed)
 
 

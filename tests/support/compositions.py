@@ -101,6 +101,25 @@ class Composition(NamedTuple):
         Raises:
             ValidationError, UserError: tokamake refuses it.
         """
+        train, shape = self._settings()
+        device = torch.device("cpu")
+        if self.objective in tasks():
+            # Eight steps, as of all compositions.
+            run: Run = self._finetuning(train, shape).resolved(train["global_batch_size"])
+            run = run.model_copy(update={"checkpoint": None})
+            check_settings(run.train)
+            check_on_ranks(run, world_size=self.world_size, device=device)
+            return run
+        train["objective"] = self.objective
+        if self.objective in SECTIONS:
+            own = train.get(self.objective, {})
+            train[self.objective] = SECTIONS[self.objective] | own
+        run = Run.model_validate({**self._names, "architecture": shape, "train": train})
+        check_run(run, index=None, world_size=self.world_size, device=device)
+        return run
+
+    def _settings(self) -> tuple[dict[str, Any], Architecture]:
+        """The section `train`, and the architecture without a head."""
         assert self.values.keys() <= self.axes.keys(), self.values.keys() - self.axes.keys()
         architecture = SHAPE | {
             name: values[0] for name, values in FAMILIES.get(self.family, {}).items()
@@ -123,19 +142,7 @@ class Composition(NamedTuple):
             scaling = rope_scaling(rope_type, shape.rotary_width // 2)
             changed = {"family": self.family, **architecture, "rope_scaling": scaling}
             shape = Architecture.model_validate(changed)
-        device = torch.device("cpu")
-        if self.objective in tasks():
-            run = self._finetuned(train, shape)
-            check_settings(run.train)
-            check_on_ranks(run, world_size=self.world_size, device=device)
-            return run
-        train["objective"] = self.objective
-        if self.objective in SECTIONS:
-            own = train.get(self.objective, {})
-            train[self.objective] = SECTIONS[self.objective] | own
-        run = Run.model_validate({**self._names, "architecture": shape, "train": train})
-        check_run(run, index=None, world_size=self.world_size, device=device)
-        return run
+        return train, shape
 
     @property
     def _names(self) -> dict[str, Any]:
@@ -168,10 +175,10 @@ class Composition(NamedTuple):
             half = batch * count // 2
             train["rampup_batch_size"] = (half, half, half)
 
-    def _finetuned(self, train: dict[str, Any], shape: Architecture) -> Run:
+    def _finetuning(self, train: dict[str, Any], shape: Architecture) -> FinetuneRun:
         task = FinetuneTask(name=self.objective, **TASK_SETTINGS.get(self.objective, {}))
         nothing = dict.fromkeys(("checkpoint", "pretrained", "tokenizer", "output"), Path("none"))
-        finetuning = FinetuneRun(
+        return FinetuneRun(
             run="composition",
             seed=self.seed,
             new_tensors=(),
@@ -183,8 +190,6 @@ class Composition(NamedTuple):
             ),
             **nothing,
         )
-        run = finetuning.resolved(train["global_batch_size"])
-        return run.model_copy(update={"checkpoint": None})
 
     @property
     def refusal(self) -> str:
@@ -205,10 +210,10 @@ class Composition(NamedTuple):
 
     @property
     def config(self) -> str:
-        """The run.yaml, which `tokamake prove` takes; empty: a finetuning, which it refuses."""
-        if self.objective in tasks():
-            return ""
-        return yaml.safe_dump(self.run().model_dump(mode="json"), sort_keys=False)
+        """The run.yaml, which `tokamake prove` takes."""
+        finetunes = self.objective in tasks()
+        run = self._finetuning(*self._settings()) if finetunes else self.run()
+        return yaml.safe_dump(run.model_dump(mode="json"), sort_keys=False)
 
 
 def changed(composition: Composition, axis: str, value: Any) -> Composition:

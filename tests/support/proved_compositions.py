@@ -82,5 +82,5 @@ def assert_proved(compositions: Iterable[Composition]) -> None:
         composition = shrunk(composition, lambda each: failures([each]))
         ((_, line),) = failures([composition]) or again
     form = "the smallest form of one" if again else "one, which passes alone"
-    config = f"\nrun.yaml for `tokamake prove`:\n{composition.config}" if composition.config else ""
-    pytest.fail(f"failed: {len(failed)}; {form}:\n{composition}{line}{config}")
+    config = f"run.yaml for `tokamake prove`:\n{composition.config}"
+    pytest.fail(f"failed: {len(failed)}; {form}:\n{composition}{line}\n{config}")
