@@ -196,6 +196,19 @@ def test_experts_that_no_family_has_are_refused(message: str, folder: Path, tmp_
         open_any(changed(folder, tmp_path / "copy", **REFUSED[message]))
 
 
+def test_experts_of_zero_3_and_of_pipelines_are_refused(folder: Path, tmp_path: Path) -> None:
+    copy = changed(folder, tmp_path / "copy")
+    (file,) = copy.glob("global_step*/mp_rank_00_model_states.pt")
+    file = file.rename(file.with_name("zero_pp_rank_0_mp_rank_00_model_states.pt"))
+    with pytest.raises(UserError, match="is of ZeRO stage 3, in which experts are not read"):
+        open_any(copy)
+    # A stage of a pipeline has files of its layers.
+    file = file.rename(file.with_name("mp_rank_00_model_states.pt"))
+    file.with_name("layer_01-model_00-model_states.pt").write_bytes(file.read_bytes())
+    with pytest.raises(UserError, match="saved without a pipeline, not a universal one"):
+        open_any(copy)
+
+
 def test_a_missing_expert_is_named(folder: Path, tmp_path: Path) -> None:
     copy = changed(folder, tmp_path / "copy")
     next(copy.glob("global_step*/layer_1_expert_3_mp_rank_00_model_states.pt")).unlink()
