@@ -292,7 +292,7 @@ class _PlainTrainer:
         ]
 
     def _make_extra_pass(self, step: int, update: Update | None) -> dict[str, Tensor]:
-        """Gradients with other labels if the optimizer needs them before those of a step."""
+        """Give the optimizer gradients of drawn labels, and return them; empty: none are due."""
         batches = self._batches(step, numbers=True)
         num_labels, rows = max(1, _num_labels(batches)), step_samples(self.objective, step=step)[0]
         vocab_size = self.run.architecture.vocab_size

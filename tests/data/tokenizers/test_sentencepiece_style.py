@@ -25,6 +25,7 @@ AT_SPACES: Json = {
     "behavior": "MergedWithPrevious",
     "invert": False,
 }
+ALL_BYTES = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"a": 256}
 SPACES: Json = {"type": "Replace", "pattern": {"String": " "}, "content": "\u2581"}
 
 
@@ -125,7 +126,8 @@ def refusal(model: bytes) -> str:
         ({"ignore_merges": True}, "ignore_merges"),
         ({"byte_fallback": False}, "a byte is not"),
         ({"merges": [("<0x41>", "a")]}, "it merges bytes"),
-        ({"vocab": {f"<0x{n:02X}>": n for n in range(256)}, "merges": []}, "lacks U+2581"),
+        ({"vocab": {**ALL_BYTES, "<0x00>a": 257}, "merges": [("<0x00>", "a")]}, "merges bytes"),
+        ({"vocab": {**ALL_BYTES}, "merges": []}, "lacks U+2581"),
     ],
 )
 def test_models_of_definitions_that_are_not_exact_are_refused(change: Json, reason: str) -> None:

@@ -110,7 +110,8 @@ def fallback_ids(vocabulary: Vocabulary) -> NDArray[np.uint32]:
 
 def _arguments(vocabulary: Vocabulary, *, shares_ranks: bool = False) -> dict[str, Any]:
     singles, merges = fallback_ids(vocabulary), vocabulary.merges()
-    if np.isin(merges[:, :2], [*filter(None, map(vocabulary.id, BYTES))]).any():
+    of_bytes = [number for text in BYTES if (number := vocabulary.id(text)) is not None]
+    if np.isin(merges[:, :2], of_bytes).any():
         raise Unsupported("it merges bytes")
     if vocabulary.id(MARK) is None:
         raise Unsupported("its vocabulary lacks U+2581")
