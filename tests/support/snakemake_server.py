@@ -6,8 +6,10 @@ assert start(["--version"], folder).returncode == 0
 import gc
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tests.support.fork_server import Server, end_after
 from tests.support.programs import environment, programs
@@ -30,7 +32,16 @@ def start(
     )  # fmt: skip
 
 
+class _Timer(threading.Timer):
+    """Snakemake's end does not await it: a scheduler without jobs has one that wakes it up."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.daemon = True
+
+
 def _main() -> None:
+    import pandas  # noqa: F401
     import smart_open  # noqa: F401
     import snakemake.cli
     import snakemake.report
@@ -43,6 +54,7 @@ def _main() -> None:
     if request := Server(path).serve():
         sys.path[0], sys.executable = str(Path.cwd()), str(environment(path.parent) / "bin/python")
         sys.argv = ["snakemake", *request.arguments]
+        threading.Timer = _Timer
         end_after(snakemake.cli.main)
 
 
