@@ -126,7 +126,6 @@ TOGETHER: dict[tuple[str, Any], Values] = {
         "architecture.num_experts": 4,
     },
     ("parallel.pipeline_layers", "uneven"): {"layers_of_stage": 2},
-    ("rampup_batch_size", "grows"): {"num_micro_batches": 4},
     **{("rope_type", each): {"architecture.position_embedding": "rotary"} for each in SCALING},
 }
 """Values that a value of an axis needs."""

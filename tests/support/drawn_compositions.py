@@ -83,9 +83,9 @@ class Drawing:
         self._fewest = 0
         """No pair that tokamake accepts is in fewer compositions."""
 
-    def draw(self) -> Composition:
-        """The next composition."""
-        composition = self._filled(*self._base())
+    def draw(self, times: int = TIMES) -> Composition:
+        """The next composition, of a few ranks once each pair is in `times` compositions."""
+        composition = self._filled(*self._base(times))
         self._add(composition)
         return composition
 
@@ -123,7 +123,7 @@ class Drawing:
         for pair in pairs(composition.facts):
             self.counts[pair] += is_fp32 or any(axis in OF_16_BITS for axis, _ in pair)
 
-    def _base(self, times: int = TIMES) -> tuple[Composition, dict[str, Any]]:
+    def _base(self, times: int) -> tuple[Composition, dict[str, Any]]:
         """A composition with a missing pair, and the facts that must stay: none if none misses."""
         while self._fewest < times:
             for pair in self._order:
@@ -223,5 +223,5 @@ def drawing(least: int, times: int = 0) -> Drawing:
         made = Drawing()
         made.complete(times)
         while len(made.drawn) < least:
-            made.draw()
+            made.draw(times or TIMES)
     return made

@@ -2,7 +2,8 @@
 
 import inspect
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from tests.support.composition_axes import Values
@@ -66,7 +67,38 @@ def plant(fault: Fault) -> None:
     function.__code__ = made.__code__
 
 
-def prove_with(fault: Fault) -> list[list[str]]:
-    """Prove the fault's composition on these ranks with the fault in place."""
+@contextmanager
+def planted(fault: Fault) -> Iterator[None]:
+    """Change the function, and restore it at the end."""
+    function = inspect.unwrap(fault.function)
+    right = function.__code__
     plant(fault)
-    return prove_all([fault.shown_by])
+    try:
+        yield
+    finally:
+        function.__code__ = right
+
+
+class Proved(NamedTuple):
+    """Differences in the proof of a composition on these ranks."""
+
+    with_fault: dict[str, list[str]]
+    """By the names of faults that it shows."""
+    without: list[str]
+    """After them: none, if the code is right again."""
+
+
+def prove_with(faults: Iterable[tuple[str, Fault]]) -> list[Proved]:
+    """Prove compositions with each of their faults in place, then without a fault."""
+    by_composition: dict[str, list[tuple[str, Fault]]] = {}
+    for name, fault in faults:
+        by_composition.setdefault(str(fault.shown_by), []).append((name, fault))
+    proved = []
+    for group in by_composition.values():
+        found = {}
+        for name, fault in group:
+            with planted(fault):
+                (found[name],) = prove_all([fault.shown_by])
+        (without,) = prove_all([group[0][1].shown_by])
+        proved.append(Proved(found, without))
+    return proved
