@@ -26,6 +26,7 @@ from tests.support.pbs_servers import (
     stand_in,
     wait_for,
 )
+from tests.support.programs import programs
 
 pytestmark = pytest.mark.slow
 
@@ -91,6 +92,7 @@ class TestInterface(TestWorkflowsLocalStorageBase):
         if request.param == "stand-in":
             server = stand_in(tmp_path_factory.mktemp("pbs") / "server")
             monkeypatch.setenv("PATH", server.environment["PATH"])
+            monkeypatch.setattr(sys, "executable", str(programs("snakemake") / "job-python"))
             self.user_file = "none.yaml"
         handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
         yield

@@ -1,11 +1,10 @@
 """Marks of Snakemake at running jobs. A version that changes them fails by name."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.snakemake_server import start
 from tokamake.status.snakemake_internals import batch_job, read_marks, started
 
 LONG = "x" * 200
@@ -26,8 +25,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working directory after Snakemake has ended; in `killed`, the marks of the running job."""
     folder = tmp_path_factory.mktemp("marks")
     (folder / "Snakefile").write_text(SNAKEFILE)
-    command = [sys.executable, "-m", "snakemake", "--cores", "1"]
-    subprocess.run(command, cwd=folder, capture_output=True, check=True, timeout=60)
+    start(["--cores", "1"], folder).check_returncode()
     (folder / "killed/.snakemake").mkdir(parents=True)
     (folder / "seen").rename(folder / "killed/.snakemake/incomplete")
     (folder / "locked").rename(folder / "killed/.snakemake/locks")
@@ -36,9 +34,9 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_read_marks(ended: Path) -> None:
     assert read_marks(ended) == (None, {})
-    start, outputs = read_marks(ended / "killed")
+    begun, outputs = read_marks(ended / "killed")
     assert {"results/short", f"results/{LONG}"} <= outputs.keys()
-    assert start == started(ended / "killed")
+    assert begun == started(ended / "killed")
 
 
 def test_batch_job(ended: Path) -> None:

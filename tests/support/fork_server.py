@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,7 +52,8 @@ try:
 except ConnectionError:  # the server was killed
     code = 70
 if code < 0:
-    signal.signal(-code, signal.SIG_DFL)
+    if -code != signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
 os._exit(code)
 """
@@ -136,8 +137,10 @@ def write_client(path: Path, server: Path, *, program: str) -> None:
 class Server:
     """Forks for each client; signals and results go through the client's connection."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, *, grouped: Container[str] = ()) -> None:
+        """Serve at a path; signals go to a fork and its children if its program is `grouped`."""
+        self._path, self._grouped = path, grouped
+        self._groups: set[int] = set()
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX)
         self._clients: dict[int, socket.socket] = {}  # by the process that works for it
@@ -161,7 +164,7 @@ class Server:
                 if source is sys.stdin:
                     signal.set_wakeup_fd(-1)
                     for pid in self._clients:
-                        os.kill(pid, signal.SIGKILL)
+                        self._kill(pid, signal.SIGKILL)
                     shutil.rmtree(self._path.parent, ignore_errors=True)
                     return None
                 if source is self._listener:
@@ -185,8 +188,12 @@ class Server:
                 os.close(file)
             return None
         program, arguments, folder, variables, numbers = json.loads(request)
-        if pid := os.fork():
+        pid = os.fork()
+        if program in self._grouped:  # both do it: either may be the first
+            os.setpgid(pid, pid)
+        if pid:
             self._clients[pid] = client
+            self._groups |= {pid} if program in self._grouped else set()
             self._selector.register(client, selectors.EVENT_READ, pid)
             for file in files:
                 os.close(file)
@@ -221,11 +228,17 @@ class Server:
             numbers = bytes([signal.SIGKILL])
         for number in numbers:
             if pid in self._clients:
-                os.kill(pid, number)
+                self._kill(pid, number)
         if signal.SIGKILL in numbers and pid in self._clients:
             self._selector.unregister(client)
             self._clients.pop(pid).close()
             os.waitpid(pid, 0)
+
+    def _kill(self, pid: int, number: int) -> None:
+        if pid in self._groups:
+            os.killpg(pid, number)
+        else:
+            os.kill(pid, number)
 
 
 def _take(files: list[int], numbers: list[int]) -> None:

@@ -17,11 +17,20 @@ HIDDEN = {"CUDA_VISIBLE_DEVICES": "", "ONEAPI_DEVICE_SELECTOR": "opencl:cpu"}
 """Environment in which torch finds no accelerator, neither CUDA nor XPU."""
 SERVERS = {
     "snakemake": "snakemake",
+    "job-snakemake": "snakemake",
     "tokamake": "tokamake",
     "torch-python": "tokamake",
     "worker-python": "worker",
 }
 """Programs that are forks, and their servers."""
+JOB_PYTHON = "TOKAMAKE_TEST_PYTHON"
+"""Variable with the Python that a Snakemake of the server takes for its own."""
+_JOB_PYTHON = """\
+#!/bin/sh
+[ "$1 $2" = "-m snakemake" ] || exec "$(dirname "$0")/python" "$@"
+shift 2
+{variable}=$0 exec {client} "$@"
+"""
 
 
 @cache
@@ -59,6 +68,18 @@ def environment(shared: Path) -> Path:
     return shared / "environment"
 
 
+def write_job_python(folder: Path) -> Path:
+    """Write a Python with which a server runs `-m snakemake`, beside one that runs the rest.
+
+    Snakemake starts its jobs with its own Python. A signal to such a job reaches its children.
+    """
+    path = folder / "job-python"
+    client = environment(shared_folder()) / "bin/job-snakemake"
+    path.write_text(_JOB_PYTHON.format(variable=JOB_PYTHON, client=client))
+    path.chmod(0o755)
+    return path
+
+
 @cache
 def _made(folder: Path) -> Path:
     own = Path(sys.prefix)
@@ -72,4 +93,5 @@ def _made(folder: Path) -> Path:
             for name, server in SERVERS.items():
                 path = folder / "bin" / name
                 write_client(path, folder.parent / f"{server}_server", program=name)
+            write_job_python(folder / "bin")
     return folder

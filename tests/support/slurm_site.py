@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.pbs_servers import wait_for
+from tests.support.programs import JOB_PYTHON, torch_python, write_job_python
 from tests.support.programs import programs as warm
-from tests.support.programs import torch_python
 from tests.support.slurm_cluster import MISSING, Slurm
 
 MARKS = [
@@ -92,18 +92,21 @@ class Site:
     options: tuple[str, ...] = ("--sbatch-patience", "10")
     variables: dict[str, str] = field(default_factory=dict)
     controllers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    snakemake: list[str | Path] = field(default_factory=lambda: [warm("snakemake") / "snakemake"])
+    """Command of Snakemake; by default, it and its jobs are forks of a server."""
 
     def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start Snakemake."""
         path = f"{self.shim}/commands:{self.slurm.environment['PATH']}"
         environment = {
             **self.slurm.environment, "PATH": path, "SHIM": str(self.shim),
-            "HOME": str(self.folder), "OMP_NUM_THREADS": "1", **self.variables,
+            "HOME": str(self.folder), "OMP_NUM_THREADS": "1",
+            JOB_PYTHON: str(self.shim / "bin/job-python"), **self.variables,
         }  # fmt: skip
         with (self.folder / "controller.log").open("a") as log:
             process = subprocess.Popen(
                 [
-                    self.shim / "bin/python", "-m", "snakemake",
+                    *self.snakemake,
                     "--profile", f"profiles/{self.profile}",
                     "--configfile", "my.yaml", "--seconds-between-status-checks", "1",
                     "--latency-wait", "10", *self.options,
@@ -166,6 +169,7 @@ def make_shim(folder: Path) -> Path:
     (folder / "lib").symlink_to(own / "lib")
     shutil.copy(own / "pyvenv.cfg", folder)
     (programs / "python").symlink_to(sys.executable)
+    write_job_python(programs)
     (folder / "commands").mkdir()
     (folder / "train.py").write_text(TRAIN)
     tokamake = str(warm("tokamake") / "tokamake")

@@ -4,6 +4,7 @@ assert start(["--version"], folder).returncode == 0
 """
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.fork_server import Server, end_after
-from tests.support.programs import environment, programs
+from tests.support.programs import JOB_PYTHON, environment, programs
 
 TIMEOUT_SECONDS = 900
 
@@ -51,8 +52,9 @@ def _main() -> None:
     snakemake.cli.get_argument_parser()  # searches all folders of packages for plug-ins
     gc.freeze()
     path = Path(sys.argv[1])
-    if request := Server(path).serve():
-        sys.path[0], sys.executable = str(Path.cwd()), str(environment(path.parent) / "bin/python")
+    if request := Server(path, grouped=["job-snakemake"]).serve():
+        own = str(environment(path.parent) / "bin/job-python")
+        sys.path[0], sys.executable = str(Path.cwd()), os.environ.get(JOB_PYTHON, own)
         sys.argv = ["snakemake", *request.arguments]
         threading.Timer = _Timer
         end_after(snakemake.cli.main)

@@ -88,7 +88,7 @@ def test_deepspeed_starts_each_host_of_a_hostfile_without_ssh(tmp_path: Path) ->
 
 @pytest.mark.parametrize("option", params(["--local_rank=1", "--local-rank=0"], ["--local_rank=1"]))
 def test_the_local_rank_of_a_launcher_is_ignored(option: str) -> None:
-    command = [sys.executable, "-m", "tokamake", option, "train", "--config", "none.yaml"]
+    command = [torch_python(), "-m", "tokamake", option, "train", "--config", "none.yaml"]
     alone = {key: value for key, value in os.environ.items() if key != "RANK"}
     result = subprocess.run(command, env=alone, capture_output=True, text=True, check=False)
     assert result.returncode == cli.EXIT_USER_ERROR

@@ -1,7 +1,5 @@
 """Optional packages that a config needs are named by the dry run, before any job."""
 
-import os
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +8,7 @@ import pytest
 import yaml
 
 from tests.support.workflow_configs import read_config, train, wildcards
-from tests.support.workflows import CONFIG, CORPORA, MINE, SNAKEMAKE, make_workspace
+from tests.support.workflows import CONFIG, CORPORA, MINE, make_workspace, snakemake
 from tokamake.data.filters.length import Filter as Length
 from tokamake.data.indexed.paths import corpus_of
 from tokamake.preflight import packages
@@ -124,26 +122,24 @@ def test_a_filter_that_reads_fields_without_naming_them_is_named_once(
     ]
 
 
+WITHOUT_TORCHAO = """
+from tokamake.preflight import packages
+
+find = packages.find_spec
+packages.find_spec = lambda name: None if name == "torchao" else find(name)
+include: "workflow/Snakefile"
+"""
+
+
 @pytest.mark.slow
 def test_the_dry_run_names_it(tmp_path: Path) -> None:
-    """A folder without `torchao` stands for an environment that lacks it."""
     folder = make_workspace(tmp_path)
-    (folder / "site").mkdir()
-    (folder / "site/sitecustomize.py").write_text(
-        "import importlib.util as util\nfind = util.find_spec\n"
-        "util.find_spec = lambda name, *rest: None if name == 'torchao' else find(name, *rest)\n"
-    )
+    (folder / "Snakefile").write_text(WITHOUT_TORCHAO)
     train = {**CONFIG["train"], "optimizer": {"name": "adamw_8bit"}}
     (folder / "my.yaml").write_text(yaml.safe_dump({**CONFIG, "train": train}))
-    environment = {**os.environ, "PYTHONPATH": str(folder / "site")}
-
-    def dry_run(target: str) -> subprocess.CompletedProcess[str]:
-        command = (*SNAKEMAKE, "-n", *MINE, target)
-        return subprocess.run(
-            command, cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
-
-    result = dry_run("train")
+    result = snakemake(folder, "-n", *MINE, "train")
     assert result.returncode == 2
     assert "tokamake: run smoke: train.optimizer.name: adamw_8bit: needs torchao" in result.stderr
-    assert dry_run("data").returncode == 0  # data need no package of training
+    assert (
+        snakemake(folder, "-n", *MINE, "data").returncode == 0
+    )  # data need no package of training

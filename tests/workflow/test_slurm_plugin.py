@@ -29,6 +29,7 @@ def test_a_run_from_text_to_scores_stops_and_continues(
     site.profile = "slurm-plugin"
     site.options = ("--slurm-init-seconds-before-status-checks", "1")
     site.variables = {"PYTHONPATH": str(PLUGIN)}
+    site.snakemake = [site.shim / "bin/python", "-m", "snakemake"]
     _keep_configuration(site)
     config = yaml.safe_load((site.folder / "my.yaml").read_text())
     config["train"] |= {"train_steps": 6, "segment_steps": None}

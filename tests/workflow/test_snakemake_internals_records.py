@@ -4,13 +4,11 @@ If a version of Snakemake changes one of them, a test here fails by its name.
 """
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.snakefiles import HEAD, run
+from tests.support.snakefiles import run
 
 pytestmark = pytest.mark.usefixtures("snakemake_version")
 
@@ -187,9 +185,7 @@ def test_records_of_earlier_versions_are_read(tmp_path: Path) -> None:
 
 def test_outputs_of_a_job_that_was_killed_are_made_again(recorded: Path) -> None:
     killed = RECORDED.replace('"echo', f'"{KILL} echo')
-    (recorded / "Snakefile").write_text(f"OPTION = 'y'{HEAD}{killed}")
-    command = [sys.executable, "-m", "snakemake", "--cores", "1"]
-    assert subprocess.run(command, cwd=recorded, capture_output=True).returncode == -9
+    assert run(recorded, f"OPTION = 'y'{killed}").returncode == -9
     (recorded / "results/mine/a.txt").touch()  # as if the old output had not been removed yet
     shutil.rmtree(recorded / ".snakemake")
     for option in "xy":
