@@ -37,8 +37,14 @@ def load(kind: str, name: str) -> ModuleType:
     module = kind.replace("*", name) if "*" in kind else f"{kind}/{name}"
     if loaded := sys.modules.get(f"tokamake/{module}".replace("/", ".")):
         return loaded
+    return import_module(_full_name(kind, name))
+
+
+@functools.cache
+def _full_name(kind: str, name: str) -> str:
+    """Name of the module of a plug-in."""
     path = _paths(kind)[check(kind, name)].relative_to(_ROOT).with_suffix("")
-    return import_module(".".join(("tokamake", *path.parts)))
+    return ".".join(("tokamake", *path.parts))
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """Checkpoints of one model in several formats."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,12 @@ import pytest
 from tests.support import hf_folder
 from tests.support.families import FAMILIES, weights
 from tokamake.checkpoint.convert import convert
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip fsync: thousands of files are written, and no power cut is awaited."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 @pytest.fixture(scope="session")

@@ -1,11 +1,18 @@
 """A folder of Hugging Face of the module's `SHAPE`."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from tests.support import hf_folder
 from tests.support.random_tensors import random_tensors
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skip fsync: no power cut is awaited."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
 @pytest.fixture

@@ -18,7 +18,11 @@ from tests.support.cached import decoded
 from tests.support.families import family_of, named_tensors
 from tests.support.hf_folder import from_hf
 from tests.support.model_loss import mean_loss
-from tests.support.model_ranks import assert_tensor_parallel_equals_one_process, tokens_of
+from tests.support.model_ranks import (
+    assert_tensor_parallel_equals_one_process,
+    loss_of_tokens,
+    tokens_of,
+)
 from tests.support.model_steps import assert_same_step
 from tests.support.random_tensors import random_tensors
 from tokamake import plugins
@@ -260,19 +264,20 @@ FEWEST_TOKENS = {
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    ("family", "world_size"),
-    [
-        *((family, 2) for family in SHARED),
-        ("qwen3", 4),
-        *(pytest.param(each, 4, marks=pytest.mark.grid) for each in SHARED if each != "qwen3"),
-    ],
-)
-def test_tensor_parallel_ranks_equal_one_process(family: str, world_size: int) -> None:
-    if family not in FEWEST_TOKENS:
-        assert_tensor_parallel_equals_one_process(SHARED[family], world_size)
-        return
-    # 17 tokens of a decoder: sequence parallelism pads them.
-    length = 33 if family == "retro" else 32
-    loss = loss_of(FEWEST_TOKENS[family], 3, length=length)
-    assert_tensor_parallel_equals_one_process(SHARED[family], world_size, loss_of=loss)
+@pytest.mark.parametrize("part", range(3))
+@pytest.mark.parametrize("world_size", [2, pytest.param(4, marks=pytest.mark.grid)])
+def test_tensor_parallel_ranks_equal_one_process(world_size: int, part: int) -> None:
+    cases = []
+    for family in [*SHARED][part::3]:
+        loss: Callable[[Any], Tensor] = loss_of_tokens
+        if family in FEWEST_TOKENS:
+            # 17 tokens of a decoder: sequence parallelism pads them.
+            length = 33 if family == "retro" else 32
+            loss = loss_of(FEWEST_TOKENS[family], 3, length=length)
+        cases.append((SHARED[family], loss))
+    assert_tensor_parallel_equals_one_process(cases, world_size)
+
+
+@pytest.mark.ranks
+def test_four_tensor_parallel_ranks_equal_one_process() -> None:
+    assert_tensor_parallel_equals_one_process([(SHARED["qwen3"], loss_of_tokens)], 4)

@@ -1,7 +1,7 @@
 """Losses and gradients of a model on tensor-parallel ranks, compared with one process."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -89,34 +89,44 @@ def _gathered(gradient: Tensor, dim: int, size: int, axis: Axis) -> Tensor:
     return all_gather(padded, axis, dim=dim).narrow(dim, 0, size)
 
 
-def _on_ranks(architectures: Architectures, loss_of: Loss) -> dict[str, Any]:
+Losses = Sequence[tuple[Architectures, Loss]]
+"""Architectures, each with a loss that it has."""
+
+
+def _on_ranks(cases: Losses) -> list[dict[str, Any]]:
     """Losses and gradients on this rank, with and without sequence parallelism."""
     axis = Axis(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
-    return {
-        f"{name}-{sequence}": gradients_of(
-            shape, Mesh(tensor=axis, sequence_parallel=sequence), loss_of
-        )
-        for name, shape in architectures.items()
-        for sequence in (False, True)
-    }
+    return [
+        {
+            f"{name}-{sequence}": gradients_of(
+                shape, Mesh(tensor=axis, sequence_parallel=sequence), loss_of
+            )
+            for name, shape in architectures.items()
+            for sequence in (False, True)
+        }
+        for architectures, loss_of in cases
+    ]
 
 
-def assert_tensor_parallel_equals_one_process(
-    architectures: Architectures, world_size: int, *, loss_of: Loss = loss_of_tokens
-) -> None:
-    ranks = spawn(_on_ranks, world_size, architectures, loss_of)
-    for name, shape in architectures.items():
-        loss, gradients = gradients_of(shape, Mesh(), loss_of)
-        largest = max(gradient.abs().max() for gradient in gradients.values())
-        for rank in ranks:
+def assert_tensor_parallel_equals_one_process(cases: Losses, world_size: int) -> None:
+    """Check all cases on the same ranks: to start these takes longer than most cases."""
+    ranks = spawn(_on_ranks, world_size, cases)
+    for place, (architectures, loss_of) in enumerate(cases):
+        for name, shape in architectures.items():
+            expected = gradients_of(shape, Mesh(), loss_of)
             for case in (f"{name}-False", f"{name}-True"):
-                rank_loss, rank_gradients = rank[case]
-                assert rank_loss == pytest.approx(loss, rel=1e-6)
-                for key, gradient in gradients.items():
-                    torch.testing.assert_close(
-                        rank_gradients[key],
-                        gradient,
-                        atol=1e-6 * largest,
-                        rtol=1e-4,
-                        msg=f"{case} {key}",
-                    )
+                for rank in ranks:
+                    _assert_near(rank[place][case], expected, case=f"{shape.family} {case}")
+
+
+def _assert_near(
+    own: tuple[float, dict[str, Tensor]], expected: tuple[float, dict[str, Tensor]], *, case: str
+) -> None:
+    """Compare a loss and gradients of a rank with those of one process."""
+    loss, gradients = expected
+    largest = max(gradient.abs().max() for gradient in gradients.values())
+    assert own[0] == pytest.approx(loss, rel=1e-6), case
+    for key, gradient in gradients.items():
+        torch.testing.assert_close(
+            own[1][key], gradient, atol=1e-6 * largest, rtol=1e-4, msg=f"{case} {key}"
+        )

@@ -16,6 +16,7 @@ from tests.support.fork_server import address, shared_folder, write_client
 HIDDEN = {"CUDA_VISIBLE_DEVICES": "", "ONEAPI_DEVICE_SELECTOR": "opencl:cpu"}
 """Environment in which torch finds no accelerator, neither CUDA nor XPU."""
 SERVERS = {
+    "core-python": "core",
     "snakemake": "snakemake",
     "job-snakemake": "snakemake",
     "tokamake": "tokamake",
@@ -47,6 +48,13 @@ def programs(*servers: str) -> Path:
 def torch_python() -> str:
     """Path of a Python that has imported torch and tokamake."""
     return str(programs("tokamake") / "torch-python")
+
+
+def core_python() -> str:
+    """Path of a Python that has imported megatron.core, too."""
+    server = torch_python()
+    address("core_server", python=server)
+    return str(Path(server).with_name("core-python"))
 
 
 def worker_python(asked: Sequence[str]) -> str:

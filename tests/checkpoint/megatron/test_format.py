@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from torch import Tensor
 from tests.checkpoint.test_convert_logits import of_transformers
 from tests.support import cores
 from tests.support.core_arguments import BERTS, CASES, OF_ALL, T5S
-from tests.support.programs import torch_python
+from tests.support.programs import core_python
+from tests.support.shared_folders import made_once
 from tokamake.checkpoint import model_tensors
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
@@ -33,13 +35,13 @@ ALONE = ("gpt-exact", "deepseek_v2", "deepseek_v3", "gpt_oss")
 latent vectors, but Transformer Engine's do not. megatron.core divides no experts with biases."""
 
 
-def write_cases(folder: Path, size: int) -> Path:
+def write_cases(folder: Path, size: int) -> None:
     """Write the checkpoints of `CASES` on `size` tensor-parallel ranks."""
     environment = {**os.environ, "TORCHDYNAMO_DISABLE": "1", "CUDA_VISIBLE_DEVICES": ""}
     logs = [folder.with_name(f"{folder.name}.{rank}.log") for rank in range(size)]
     ranks = []
     for rank, log in enumerate(logs):
-        command = [torch_python(), cores.__file__, str(folder), str(rank), str(size)]
+        command = [core_python(), cores.__file__, str(folder), str(rank), str(size)]
         with log.open("w") as stream:
             ranks.append(subprocess.Popen(command, env=environment, stdout=stream, stderr=stream))
     try:
@@ -48,19 +50,18 @@ def write_cases(folder: Path, size: int) -> Path:
         for rank in ranks:
             rank.kill()
     assert codes == [0] * size, [log.read_text() for log in logs]
-    return folder
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints of a single rank."""
-    return write_cases(tmp_path_factory.mktemp("core") / "one", 1)
+    return made_once(tmp_path_factory, "core-one", partial(write_cases, size=1))
 
 
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints of two tensor-parallel ranks."""
-    return write_cases(tmp_path_factory.mktemp("core") / "two", 2)
+    return made_once(tmp_path_factory, "core-two", partial(write_cases, size=2))
 
 
 def logits(folder: Path) -> Tensor:

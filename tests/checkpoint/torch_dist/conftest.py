@@ -11,7 +11,7 @@ import torch
 
 from tests.support import dist_cores
 from tests.support.dist_cores import Sizes
-from tests.support.programs import torch_python
+from tests.support.programs import core_python
 from tests.support.shared_folders import made_once
 
 ONE = Sizes(1, 1, 1)
@@ -31,7 +31,7 @@ def run(mode: str, folder: Path, sizes: Sizes, *rest: str) -> Path:
     ranks = []
     for rank, log in enumerate(logs):
         numbers = [rank, *sizes]
-        command = [torch_python(), dist_cores.__file__, mode, str(folder), *map(str, numbers)]
+        command = [core_python(), dist_cores.__file__, mode, str(folder), *map(str, numbers)]
         with log.open("w") as stream:
             ranks.append(
                 subprocess.Popen([*command, *rest], env=environment, stdout=stream, stderr=stream)

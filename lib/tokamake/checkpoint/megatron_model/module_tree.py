@@ -7,6 +7,7 @@ which stage; `tensor_parallel_slices` knows which chunks a tensor consists of.
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -302,6 +303,7 @@ def named_slices(tree: Any, prefix: str = "") -> Iterator[tuple[str, TensorSlice
         yield from named_slices(value, f"{prefix}{name}.")
 
 
+@lru_cache(maxsize=100_000)
 def current_name(name: str, *, has_decoder: bool = False) -> str:
     """Translate a name of an early Megatron version, or of megatron.core with a decoder or not."""
     of_decoder = _CORE_DECODER_NAMES if has_decoder else ()

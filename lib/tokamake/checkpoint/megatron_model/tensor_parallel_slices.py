@@ -74,7 +74,7 @@ class TensorParallelRank:
 
     def __post_init__(self) -> None:
         shape, size = self.architecture, self.axis.size
-        if shape.family not in plugins.names("models/*/megatron"):
+        if not _is_in_megatron(shape.family):
             why = plugins.constant("models/*/hf", shape.family, "NOT_IN_MEGATRON", default="")
             reason = f": {why}" if why else ""
             raise UserError(
@@ -220,7 +220,7 @@ class TensorParallelRank:
             return {}
         return {"weight": self._vocabulary("lm_head.weight")}
 
-    @property
+    @functools.cached_property
     def _shapes(self) -> Mapping[str, tuple[int, ...]]:
         return self.shapes or _shapes(self.architecture.model_dump_json())
 
@@ -324,6 +324,11 @@ class TensorParallelRank:
         shape, rows = self._shapes[ours], part(self.padded_vocab_size, self.axis)
         chunks = padded_rows(f"model.{ours}", shape, rows=rows)
         return TensorSlice((len(rows), *shape[1:]), chunks, split="vocabulary")
+
+
+@functools.cache
+def _is_in_megatron(family: str) -> bool:
+    return family in plugins.names("models/*/megatron")
 
 
 @functools.cache
