@@ -88,11 +88,11 @@ class _OnHost(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        name = func._schema.name.rpartition("::")[2]
-        made = [each for each in tree_leaves(result) if isinstance(each, Tensor)]
-        on_host = any(each.device.type == "cpu" and each.dim() for each in made)
-        if on_host and name not in _OF_COPIES and not func.is_view:
-            self._costs.of_host.append(f"{name} at {_place()}")
+        made = [result] if isinstance(result, Tensor) else tree_leaves(result)
+        if any(isinstance(each, Tensor) and each.is_cpu and each.dim() for each in made):
+            name = func._schema.name.rpartition("::")[2]
+            if name not in _OF_COPIES and not func.is_view:
+                self._costs.of_host.append(f"{name} at {_place()}")
         return result
 
 

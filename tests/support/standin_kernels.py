@@ -1,13 +1,13 @@
 """Kernels of the stand-in accelerator: they call the CPU's kernels on memory of the host."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_map
 
 from tests.support.standin_costs import allocate, copy, free, launch, wait
 
@@ -79,19 +79,36 @@ def _is_here(value: Any) -> bool:
 # ---- Kernels ----
 
 
+def mapped(function: Callable[[Any], Any], values: Any) -> Any:
+    """`tree_map` of torch for the lists, tuples and dicts of an operator's schema, which is fast."""
+    kind = type(values)
+    if kind is tuple or kind is list:
+        return kind([mapped(function, each) for each in values])
+    if kind is dict:
+        return {name: mapped(function, each) for name, each in values.items()}
+    return function(values)
+
+
+@cache
+def _kind(op: Any) -> tuple[str, bool]:
+    """Name of an operator, and whether it draws random numbers."""
+    is_random = torch.Tag.nondeterministic_seeded in op.tags
+    return op._schema.name.rpartition("::")[2], is_random
+
+
 def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Any operator: the CPU's kernel on the same memory."""
-    name = op._schema.name.rpartition("::")[2]
+    name, is_random = _kind(op)
     if name in _ON_METADATA:
         return op.redispatch(_CPU_KEY, *args, **kwargs)
     pairs: list[tuple[Tensor, Tensor]] = []
 
     def lowered(value: Any) -> Any:
-        if isinstance(value, torch.device):
-            return torch.device("cpu")
-        if isinstance(value, torch.Generator):
-            raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu'")
         if not isinstance(value, Tensor):
+            if type(value) is torch.device:
+                return torch.device("cpu")
+            if type(value) is torch.Generator:
+                raise RuntimeError(f"Expected a '{NAME}' device type for generator but found 'cpu'")
             return value
         if not _is_here(value):
             _check_place(name, value)
@@ -99,11 +116,10 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         pairs.append((on_host(value), value))
         return pairs[-1][0]
 
-    on_cpu, named = tree_map(lowered, (args, kwargs))
+    on_cpu, named = mapped(lowered, args), mapped(lowered, kwargs)
     _count(name, args, has_size=kwargs.get("output_size") is not None)
     # A number in place of a tensor: another overload may take it.
     has_number = name.startswith("bitwise_") and not all(isinstance(x, Tensor) for x in args)
-    is_random = torch.Tag.nondeterministic_seeded in op.tags
     with _own_generator() if is_random else nullcontext():
         result = (op.overloadpacket if has_number else op)(*on_cpu, **named)
 
@@ -118,7 +134,7 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
                 return _placed(_bare(value.dtype), own.untyped_storage(), value)
         return on_device(value)
 
-    return tree_map(raised, result)
+    return mapped(raised, result)
 
 
 @contextmanager
@@ -242,7 +258,7 @@ def collective(op: Any, *args: Any, **kwargs: Any) -> Any:
 
     launch(op._schema.name)
     with _disable_current_modes():  # of `counted`: gloo splits tensors
-        result = op(*tree_map(lowered, args), **tree_map(lowered, kwargs))
+        result = op(*mapped(lowered, args), **mapped(lowered, kwargs))
     # A result begins with the tensors that were passed.
     return (args[0], *result[1:]) if isinstance(result, tuple) else result
 

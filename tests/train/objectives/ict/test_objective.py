@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from tests.support import objective_training
 from tests.support.biencoders import Oracle, Pairs, biencoder, pairs, their_vectors
-from tests.support.grids import split_layouts
 from tests.support.hf_folder import from_hf
 from tests.support.layouts import laid_out, parallel
 from tests.support.objective_training import (
@@ -47,35 +46,19 @@ SHAPES = {
     "shared": biencoder(vocab_size=121, max_position_embeddings=32, shared_towers=True),
 }
 FULL = {"recompute_granularity": "full"}
-DEEPSPEED = {"backend": "deepspeed"}
 LAYOUTS: Proved = {
     1: [
         ("separate", {}),  # 4 micro batches of 2
-        ("separate", {"micro_batch_size": 8}),
         ("separate", {"micro_batch_size": 1} | FULL),
-        ("shared", {}),
-        ("shared", {"micro_batch_size": 8} | FULL),
+        ("shared", {"micro_batch_size": 8}),
     ],
     2: [
-        *[("separate", {"zero_stage": stage}) for stage in range(4)],
-        *[("shared", {"zero_stage": stage, "micro_batch_size": 4}) for stage in (1, 3)],
-        ("shared", {"zero_stage": 3}),
-        ("separate", {"zero_stage": 2, "micro_batch_size": 4}),
-        ("separate", parallel(tp=2)),
-        ("separate", parallel(tp=2, sp=True) | {"micro_batch_size": 8}),
-        ("shared", parallel(tp=2, sp=True) | FULL),
-        *[("separate", DEEPSPEED | {"zero_stage": stage}) for stage in (1, 2, 3)],
-        ("shared", DEEPSPEED | {"zero_stage": 3, "micro_batch_size": 4}),
-        ("shared", DEEPSPEED | {"zero_stage": 3}),
-    ],
-    4: [
         ("separate", {"zero_stage": 3}),
-        ("separate", {"zero_stage": 1, "micro_batch_size": 1}),
-        ("shared", parallel(tp=2, sp=True) | {"zero_stage": 2}),
-        ("separate", DEEPSPEED | {"zero_stage": 2}),
+        ("shared", {"zero_stage": 1, "micro_batch_size": 4}),
+        ("shared", parallel(tp=2, sp=True) | FULL),
     ],
 }
-"""By number of ranks: towers and settings."""
+"""By number of ranks: towers and settings. Random compositions compare all layouts with one rank."""
 
 
 def texts_of(step: int) -> Pairs:
@@ -140,7 +123,7 @@ def plain_training(name: str) -> Results:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(("world_size", "layouts"), split_layouts(LAYOUTS))
+@pytest.mark.parametrize(("world_size", "layouts"), LAYOUTS.items())
 def test_each_layout_trains_as_transformers_and_torch(
     world_size: int, layouts: list[tuple[str, Changes]], runs: dict[str, Run]
 ) -> None:
@@ -164,8 +147,8 @@ def test_dropout_has_the_same_masks_in_both_passes_and_at_each_layout(runs: dict
 
 @pytest.mark.ranks
 def test_norms_of_layers_are_of_both_towers(runs: dict[str, Run]) -> None:
-    for name, num_layers in (("separate", 6), ("shared", 3)):
-        (result,) = spawn(train, 1, [laid_out(runs[name], {"log_layer_norms": True})])[0]
+    layouts = [laid_out(runs[name], {"log_layer_norms": True}) for name in ("separate", "shared")]
+    for result, num_layers in zip(spawn(train, 1, layouts)[0], (6, 3), strict=True):
         norms = result["layer_norms"][0]
         assert len(norms) == num_layers + 1
         assert math.hypot(*norms) == pytest.approx(result["grad_norm"][0], rel=1e-5)
