@@ -80,7 +80,7 @@ def _is_here(value: Any) -> bool:
 
 
 def mapped(function: Callable[[Any], Any], values: Any) -> Any:
-    """`tree_map` of torch for the lists, tuples and dicts of an operator's schema, which is fast."""
+    """`tree_map` of torch for lists, tuples and dicts alone, which is faster."""
     kind = type(values)
     if kind is tuple or kind is list:
         return kind([mapped(function, each) for each in values])

@@ -160,13 +160,10 @@ _EXPERTS: Values = {
 }
 LAYOUTS: dict[str, tuple[str, Values]] = {
     **{f"ZeRO {stage}": ("llama", {_DATA: 2, "zero_stage": stage}) for stage in range(4)},
-    "TP": ("llama", {_TENSOR: 2}),
     "TP, SP": ("llama", {_TENSOR: 2, "parallel.sequence_parallel": True}),
-    "CP, ring": ("llama", {_CONTEXT: 2}),
     "CP, ulysses": ("llama", {_CONTEXT: 2, "parallel.context_parallel_method": "ulysses"}),
     "CP, ring, document masks": ("llama", {_CONTEXT: 2, **APART}),
     "PP, 1F1B": ("llama", {_PIPELINE: 2, "parallel.pipeline_schedule": "1f1b"}),
-    "PP, document masks, bf16": ("llama", {_PIPELINE: 2, **APART, **BF16}),
     "PP, interleaved, document masks, bf16": (
         "llama",
         {
@@ -177,7 +174,6 @@ LAYOUTS: dict[str, tuple[str, Values]] = {
             **BF16,
         },
     ),
-    "EP": ("mixtral", _EXPERTS),
     "EP, bf16": ("mixtral", _EXPERTS | BF16),
     "EP, capacity": ("mixtral", _EXPERTS | CAPACITY),
 }

@@ -190,26 +190,22 @@ def test_steps_ask_the_table(trained: Any) -> None:
     assert asked == {"has_varlen", "has_grouped_product", "allows_attention"}
 
 
-def test_only_the_table_names_types_of_accelerators() -> None:
-    """A type, or torch's module for it: as a text, or as an attribute of torch or its backends."""
-    found = set()
-    for path in MODULES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            is_text = isinstance(node, ast.Constant) and node.value in ("cuda", "xpu")
-            if is_text or (isinstance(node, ast.Attribute) and node.attr in ("cuda", "xpu")):
-                found.add(str(path.relative_to(PACKAGE)))
-    assert found == {"runtime/device_types.py"}
+def test_only_the_table_has_branches_by_type_of_accelerator() -> None:
+    """A type, or torch's module for it: as a text, or as an attribute of torch or its backends.
 
-
-def test_the_library_has_no_branches_for_streams_and_autocast() -> None:
-    """The stand-in cannot reach them: its streams order nothing, and it casts nothing by itself."""
-    found = set[str]()
+    Nor can the stand-in reach streams and autocast: its streams order nothing, and it casts nothing
+    by itself.
+    """
+    named, names = set(), set[str]()
     for path in MODULES:
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
+                case ast.Constant(value="cuda" | "xpu") | ast.Attribute(attr="cuda" | "xpu"):
+                    named.add(str(path.relative_to(PACKAGE)))
                 case ast.Attribute(attr=name) | ast.alias(name=name):
-                    found.add(name)
-    assert not found & {"autocast", "Stream", "current_stream", "record_stream", "wait_stream"}
+                    names.add(name)
+    assert named == {"runtime/device_types.py"}
+    assert not names & {"autocast", "Stream", "current_stream", "record_stream", "wait_stream"}
 
 
 # ---- The stand-in itself ----

@@ -141,12 +141,19 @@ def test_the_executor_gets_the_hosts_of_ranks_that_lag(
     assert (tmp_path / "faulty").read_text() == "n2\n"
 
 
+def stopped_soon_reported(method: str, rank: int, number: int) -> None:
+    """Stop a rank in a call of a method; the other one waits one second for its report."""
+    heartbeat._MAX_GRACE_SECONDS = 1.0
+    stopped_in(method, rank, number)
+
+
 @pytest.mark.fault("stopped rank")
 @pytest.mark.ranks
 @pytest.mark.parametrize("stopped", [0, pytest.param(1, marks=pytest.mark.grid)])
 def test_a_stopped_rank_is_named_and_the_run_can_be_retried(root: Path, stopped: int) -> None:
     config = make_run(root, f"stopped-{stopped}", train_timeout_seconds=4)
-    with Started(config, ranks=2, fault=partial(stopped_in, STEP, stopped, 5)) as started:
+    fault = partial(stopped_soon_reported, STEP, stopped, 5)
+    with Started(config, ranks=2, fault=fault) as started:
         waiting = started.processes[1 - stopped]
         waiting.join(TIMEOUT_SECONDS)
         assert waiting.exitcode == HUNG, started.printed
@@ -184,9 +191,11 @@ def test_a_rank_that_is_stopped_anywhere_is_named(root: Path, place: str) -> Non
         config = make_run(root, name, **settings)
         train(config, ranks=2)
         (read_run(config).output / "latest").write_text("global_step4")
-    timeouts = {"train_timeout_seconds": 10, "init_timeout_seconds": 60}
+    init_seconds = 20 if place == "load" else 60  # the one that ends this wait
+    timeouts = {"train_timeout_seconds": 5, "init_timeout_seconds": init_seconds}
     config = make_run(root, name, **settings, **timeouts)
-    with Started(config, ranks=2, fault=partial(stopped_in, method, 1, number)) as started:
+    fault = partial(stopped_soon_reported, method, 1, number)
+    with Started(config, ranks=2, fault=fault) as started:
         waiting = started.processes[0]
         waiting.join(TIMEOUT_SECONDS)
         assert waiting.exitcode == HUNG, started.printed

@@ -58,7 +58,7 @@ LAYOUTS: Proved = {
         ("shared", parallel(tp=2, sp=True) | FULL),
     ],
 }
-"""By number of ranks: towers and settings. Random compositions compare all layouts with one rank."""
+"""By number of ranks: towers and settings. Random compositions compare all layouts with one."""
 
 
 def texts_of(step: int) -> Pairs:

@@ -63,7 +63,7 @@ LAYOUTS: Proved = {
         ("bert", PACKED | parallel(tp=2, sp=True)),
     ],
 }
-"""By number of ranks: family and settings. Random compositions compare all layouts with one rank."""
+"""By number of ranks: family and settings. Random compositions compare all layouts with one."""
 
 
 def samples_of(step: int) -> MaskedRows:

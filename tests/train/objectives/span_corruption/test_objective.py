@@ -70,7 +70,7 @@ LAYOUTS: Proved = {
         ("hf_t5", {"zero_stage": 3} | SELECTIVE),
     ],
 }
-"""By number of ranks: family and settings. Random compositions compare all layouts with one rank."""
+"""By number of ranks: family and settings. Random compositions compare all layouts with one."""
 
 
 def samples_of(step: int) -> SpanRows:
