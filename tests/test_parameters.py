@@ -3,8 +3,6 @@
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
 
 from tests.support.paths import EXECUTOR, MODULES, name_of
 
@@ -14,11 +12,6 @@ SOURCES = [*MODULES, *EXECUTOR]
 CALLED_BY_TORCH = {"forward", "backward"}
 # Shape suffixes: tensors of a formula, such as q_BHLK, k_BGLK and v_BGLK, have a known order.
 TENSOR = re.compile(r"_[A-Z]+$")
-
-
-@cache
-def nodes_of(path: Path) -> list[ast.AST]:
-    return [*ast.walk(ast.parse(path.read_text()))]
 
 
 def functions(nodes: list[ast.AST]) -> Iterator[tuple[ast.FunctionDef, bool]]:
@@ -37,41 +30,37 @@ def functions(nodes: list[ast.AST]) -> Iterator[tuple[ast.FunctionDef, bool]]:
             yield node, id(node) in methods or node.name == "__new__"
 
 
-@cache
-def callbacks() -> frozenset[str]:
-    """Names that are passed as values: others call these functions, by position."""
-    names = set[str]()
-    for path in SOURCES:
-        nodes = nodes_of(path)
-        called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
-        loaded = (
-            node
-            for node in nodes
-            if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load)
-        )
-        names |= {
-            node.id if isinstance(node, ast.Name) else node.attr
-            for node in loaded
-            if id(node) not in called
-        }
-    return frozenset(names)
+def callbacks(nodes: list[ast.AST]) -> set[str]:
+    """Names that a module passes as values: others call these functions, by position."""
+    called = {id(node.func) for node in nodes if isinstance(node, ast.Call)}
+    return {
+        node.id if isinstance(node, ast.Name) else node.attr
+        for node in nodes
+        if isinstance(node, ast.Name | ast.Attribute)
+        and isinstance(node.ctx, ast.Load)
+        and id(node) not in called
+    }
 
 
-def is_free(function: ast.FunctionDef) -> bool:
-    """Whether the law does not hold for a function."""
-    name, parameters = function.name, function.args
+def is_free(name: str, parameters: ast.arguments) -> bool:
+    """Whether the law does not hold for a function, wherever it is used."""
     if parameters.vararg:  # what follows *inputs cannot be given by position
         return True
     is_special = name.startswith("__") and name not in ("__init__", "__new__")
     has_tensors = any(TENSOR.search(each.arg) for each in parameters.args)
-    return is_special or has_tensors or name in CALLED_BY_TORCH or name in callbacks()
+    return is_special or has_tensors or name in CALLED_BY_TORCH
 
 
 def test_parameters_after_the_second_are_named() -> None:
-    positional = [
-        f"{name_of(path)}:{function.lineno} {function.name}"
-        for path in SOURCES
-        for function, is_method in functions(nodes_of(path))
-        if len(function.args.args) - is_method > 2 and not is_free(function)
-    ]
-    assert not positional, "write *, before the third parameter"
+    positional, passed, number = [], set[str](), 0
+    for path in SOURCES:
+        nodes = [*ast.walk(ast.parse(path.read_text()))]
+        passed |= callbacks(nodes)
+        for function, is_method in functions(nodes):
+            number += 1
+            has_many = len(function.args.args) - is_method > 2
+            if has_many and not is_free(function.name, function.args):
+                positional.append((f"{name_of(path)}:{function.lineno}", function.name))
+    assert number > 1000
+    remaining = [f"{place} {name}" for place, name in positional if name not in passed]
+    assert not remaining, "write *, before the third parameter"

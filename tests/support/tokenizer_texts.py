@@ -101,6 +101,12 @@ def byte_level(regex: str = "", **model: Any) -> Json:
 
 
 def sentencepiece_model(**changes: Any) -> bytes:
+    """A model that was trained on random texts, with changed settings."""
+    return _trained(json.dumps(changes))
+
+
+@cache
+def _trained(changes: str) -> bytes:
     settings = {
         "vocab_size": 1200,
         "model_type": "bpe",
@@ -117,7 +123,7 @@ def sentencepiece_model(**changes: Any) -> bytes:
     lines = ["".join(rng.choice(words) for _ in range(30)) for _ in range(1500)]
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_writer=model, **(settings | changes)
+        sentence_iterator=iter(lines), model_writer=model, **(settings | json.loads(changes))
     )
     return model.getvalue()
 

@@ -54,7 +54,7 @@ def unigram(rule: str, *, byte_fallback: bool = False) -> Any:
     return tokenizer
 
 
-def check(tokenizer: Any, *, count: int = 1500) -> None:
+def check(tokenizer: Any, *, count: int = 600) -> None:
     """Compare the tokens of random texts, also from the cache."""
     reason, encode = encoders(tokenizer.to_str().encode(), "tokenizers")
     assert reason == ""

@@ -27,6 +27,7 @@ _WITHIN_WORDS = (*_SINGLE, *_FORMS, "Precompiled")
 _SEPARATORS = "\n|\u2603"  # no form of another character has the last one
 _CHUNK = 4096  # characters that are normalized at once
 _HIGHEST_CLASS = "\u0345"  # of marks, by which they are ordered
+_NFD = [{"type": "NFD"}]
 _GROWTH = 12  # of UTF-8, as in lib/csrc/normalizer.cpp
 _SEPARATES = 255  # rank of a character without text that separates marks
 WHOLE_WORD = 2
@@ -181,8 +182,7 @@ def _map(steps: list[Json]) -> Map | None:
 
 def _ranks(normalize: Normalize, forms: list[str]) -> NDArray[np.uint8]:
     """(0x110000,) ranks of marks; empty if their order never changes."""
-    nfd = _function([{"type": "NFD"}])
-    pairs = normal_forms(nfd, [_HIGHEST_CLASS + text for text in CHARACTERS])
+    nfd, pairs = _function(_NFD), _decomposed(_HIGHEST_CLASS)
     written = {*"".join(forms)}
     marks = [
         text
@@ -205,16 +205,21 @@ def _ranks(normalize: Normalize, forms: list[str]) -> NDArray[np.uint8]:
 
 
 @cache
+def _decomposed(before: str = "") -> list[str]:
+    """NFD of each of CHARACTERS after a text."""
+    return normal_forms(_function(_NFD), [before + text for text in CHARACTERS])
+
+
+@cache
 def _marks(normalize: Normalize) -> NDArray[np.uint8]:
     """(0x110000,) characters that a form changes, reorders, or composes with one before."""
-    nfd = _function([{"type": "NFD"}])
-    decomposed = normal_forms(nfd, CHARACTERS)
-    pairs = [_HIGHEST_CLASS + text for text in CHARACTERS]
     forms = normal_forms(normalize, CHARACTERS)
     marked = {text for text, form in zip(CHARACTERS, forms, strict=True) if text != form}
-    marked |= {mark for form in decomposed for mark in form[1:]}
+    marked |= {mark for form in _decomposed() for mark in form[1:]}
     marked |= {
-        pair[1] for pair, form in zip(pairs, normal_forms(nfd, pairs), strict=True) if pair != form
+        text
+        for text, pair in zip(CHARACTERS, _decomposed(_HIGHEST_CLASS), strict=True)
+        if pair != _HIGHEST_CLASS + text
     }
     marks = np.zeros(0x110000, np.uint8)
     marks[[*map(ord, marked)]] = 1
