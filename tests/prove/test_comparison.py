@@ -80,14 +80,16 @@ def stratified(tmp_path_factory: pytest.TempPathFactory) -> list[Composition]:
     """Compositions of few ranks, but two or more, that have each value of each axis, family,
     objective and task, and each two kinds of parallelism together."""
     drawn = [each for each in made(tmp_path_factory, 4 * SIXTY).drawn if each.world_size > 1]
-    chosen = cover(drawn, values_and_kinds, cost=layers)
+    chosen = cover(drawn, values_and_kinds, cost=work)
     rest = [each for each in drawn if each not in chosen]
-    return chosen + sorted(rest, key=layers)[: SIXTY - len(chosen)]
+    return chosen + sorted(rest, key=work)[: SIXTY - len(chosen)]
 
 
-def layers(composition: Composition) -> int:
-    """Layers on all ranks, which decide the time of a proof."""
-    return composition.world_size * composition.num_layers
+def work(composition: Composition) -> int:
+    """Passes of micro batches through layers, on all ranks and in the process alone, which decide
+    the time of a proof; the start of a rank costs as much as three."""
+    passes = composition.num_layers * composition.value("num_micro_batches")
+    return (composition.world_size + 1) * (passes + 3)
 
 
 def values_and_kinds(composition: Composition) -> set[Any]:
