@@ -68,11 +68,11 @@ def test_sentences_and_their_parts(code: str) -> None:
 
 def test_words_of_all_languages_in_any_order() -> None:
     chance = random.Random(1)
-    for _ in range(2000):
+    for _ in range(800):
         assert_equal_scores(" ".join(chance.choices(WORDS, k=chance.randint(1, 60))))
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(st.lists(st.sampled_from([*PIECES, *WORDS[::5]]), max_size=30).map("".join) | st.text())
 def test_nasty_texts(text: str) -> None:
     assert_equal_scores(text)
@@ -83,7 +83,7 @@ def test_real_texts() -> None:
     sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
     descriptions = sorted(Path(sysconfig.get_path("purelib")).glob("*.dist-info/METADATA"))
     for path in [*sources, *descriptions]:
-        assert_equal_scores(path.read_text(errors="replace")[:20_000])
+        assert_equal_scores(path.read_text(errors="replace")[:6_000])
 
 
 def test_long_texts() -> None:

@@ -45,18 +45,18 @@ def assert_equal_counts(text: str) -> None:
         assert text_quality.as_counts(found, expected) == expected
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(TEXTS)
 def test_counts_of_nasty_texts(text: str) -> None:
     assert_equal_counts(text)
 
 
 def test_counts_of_repetitive_texts() -> None:
-    for text in text_quality.random_texts(seed=1, number=1000):
+    for text in text_quality.random_texts(seed=1, number=400):
         assert_equal_counts(text)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(TEXTS, st.sets(st.sampled_from([*RULES])))
 def test_lines_of_c4(text: str, off: set[str]) -> None:
     nothing = {"max_word_characters": -1, "min_words": 0, "policy": []}

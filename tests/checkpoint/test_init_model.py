@@ -107,15 +107,15 @@ def test_vocab_size_defaults_to_the_tokenizers(yaml: Path, tmp_path: Path) -> No
 
 def test_memory_does_not_grow_with_the_model(tmp_path: Path) -> None:
     tokenizer, peaks = words(tmp_path, 300), []
-    for layers in (2, 8):
+    for layers in (1, 5):
         path = tmp_path / f"{layers}.yaml"
         sizes = f"hidden_size: 512\nintermediate_size: 2048\nnum_hidden_layers: {layers}\n"
         heads = "num_attention_heads: 4\nnum_key_value_heads: 4\nmax_position_embeddings: 64\n"
         path.write_text(f"family: llama\n{sizes}{heads}")
         options = (f"--architecture={path}", f"--tokenizer={tokenizer}", "--seed=1")
         peaks.append(peak_of("init-model", *options, f"--output={tmp_path / str(layers)}"))
-    weights = (tmp_path / "8/model.safetensors").stat().st_size
-    assert weights > 120e6
+    weights = (tmp_path / "5/model.safetensors").stat().st_size
+    assert weights > 80e6
     assert peaks[1] - peaks[0] < weights / 4
 
 

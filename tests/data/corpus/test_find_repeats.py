@@ -2,12 +2,14 @@
 
 import json
 import random
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.support.grids import params
 from tokamake.config.data import PlanSettings, TokenizeSettings
 from tokamake.data.corpus import find_repeats as module
 from tokamake.data.corpus.corpora import Corpus
@@ -141,26 +143,25 @@ def tokenized(folder: Path, plan: Plan, **options: Any) -> tuple[list[str], list
     return texts, manifests
 
 
+SIZES = [
+    (10**9, 500, 1 << 24, 1 << 20, 1),
+    (3000, 500, 7, 11, 2),
+    (900, 3, 64, 5, 3),
+    (1500, 2, 1, 1 << 20, 7),
+]
+"""Bytes of shards, jobs, rows of parts and of chunks, and workers."""
+UNITS_AND_SIZES = [*product(SETTINGS, SIZES)]
+
+
 @pytest.mark.parametrize(
-    ("shard_bytes", "max_jobs", "part_rows", "chunk_rows", "workers"),
-    [
-        (10**9, 500, 1 << 24, 1 << 20, 1),
-        (3000, 500, 7, 11, 2),
-        (900, 3, 64, 5, 3),
-        (1500, 2, 1, 1 << 20, 7),
-    ],
+    "case", params(UNITS_AND_SIZES, UNITS_AND_SIZES[::5] + UNITS_AND_SIZES[3::5])
 )
-@pytest.mark.parametrize("unit", [*SETTINGS])
 def test_the_first_of_each_passage_stays(
     workspace: Path,
     monkeypatch: pytest.MonkeyPatch,
-    unit: str,
-    shard_bytes: int,
-    max_jobs: int,
-    part_rows: int,
-    chunk_rows: int,
-    workers: int,
+    case: tuple[str, tuple[int, int, int, int, int]],
 ) -> None:
+    unit, (shard_bytes, max_jobs, part_rows, chunk_rows, workers) = case
     monkeypatch.setattr(module, "_PART_ROWS", part_rows)
     monkeypatch.setattr(module, "_CHUNK_ROWS", chunk_rows)
     write_corpora(workspace)
