@@ -14,6 +14,8 @@ import yaml
 
 from tests.support.paths import ROOT, SUPPORT
 from tests.support.pbs_servers import stand_in
+from tests.support.programs import programs as warm
+from tests.support.programs import write_job_python
 from tests.support.runs import MPICH, launch, losses, make_run, prepare
 from tests.support.workflows import CONFIG, CORPORA, MINE, jobs, make_workspace, snakemake
 from tokamake import files
@@ -30,6 +32,14 @@ AURORA = (
 )  # fmt: skip
 
 
+# A server runs what no launcher started.
+TOKAMAKE = """\
+#!/bin/sh
+[ -n "$PMI_RANK" ] || exec {warm} "$@"
+exec {own} "$@"
+"""
+
+
 def make_environment(folder: Path) -> Path:
     """Copy this Python environment, with a failing mpiexec; return its Python."""
     programs, own = folder / "bin", Path(sys.prefix)
@@ -37,10 +47,11 @@ def make_environment(folder: Path) -> Path:
     (folder / "lib").symlink_to(own / "lib")
     shutil.copy(own / "pyvenv.cfg", folder)
     (programs / "python").symlink_to(sys.executable)
-    for name in ("tokamake", "snakemake"):
-        (programs / name).symlink_to(own / "bin" / name)
+    text = TOKAMAKE.format(own=own / "bin/tokamake", warm=warm("tokamake") / "tokamake")
+    (programs / "tokamake").write_text(text)
+    (programs / "tokamake").chmod(0o755)
     (programs / "mpiexec").symlink_to("/bin/false")
-    return programs / "python"
+    return write_job_python(programs)
 
 
 def make_site(folder: Path, profiles: Path, calls: Path) -> None:
