@@ -23,7 +23,7 @@ def write(path: Path, *, seed: int, documents: int = 6000) -> int:
     """Write documents of very different lengths; return words, and one more for each text."""
     chance = random.Random(seed)
     total = 0
-    with gzip.open(path, "wt") if path.suffix == ".gz" else path.open("w") as stream:
+    with gzip.open(path, "wt", 1) if path.suffix == ".gz" else path.open("w") as stream:
         for _ in range(documents):
             length = int(chance.lognormvariate(4, 1))
             text = " ".join(chance.choices(("a", "bcd", "efghij", "klm"), k=length))
