@@ -19,6 +19,12 @@ from tokamake.data.tokenizers._fast_encoder import FastEncoder, refusal
 Json = dict[str, Any]
 Encode = Callable[[list[str]], list[list[int]]]
 _GROUPS_PER_CALL = 64
+ASSIGNED_POINTS = [
+    point
+    for point in (*range(0x40000), *range(0xE0000, 0xE1000), *range(0x10FF00, 0x110000))
+    if not 0xD800 <= point < 0xE000
+]
+"""Code points of all planes that have characters, and the last ones; others are all alike."""
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SPACE_RUNS = r"\s*[\r\n]+|\s+(?!\S)|\s+"

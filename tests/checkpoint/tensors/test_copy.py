@@ -239,8 +239,9 @@ def there_and_back(source: Path, target: Path, **options: object) -> list[Conver
 def convert_without_torch(*conversions: Conversion) -> None:
     """Convert one after the other in a new process, and check that it imports no large package."""
     program = """
-import json, sys
+import json, os, sys
 from pathlib import Path
+os.fsync = lambda _: None
 from tokamake.checkpoint.convert import convert
 for options in json.loads(sys.argv[1]):
     convert(source=Path(options.pop("source")), target=Path(options.pop("target")), **options)
