@@ -1,5 +1,6 @@
 """Runs that are stopped or interrupted, changes of their settings, comparison of their ends."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -66,8 +67,16 @@ def stop_at(config: Path, step: int) -> None:
 
 
 def stopped(root: Path, name: str, *, ranks: int = 1, **settings: Any) -> Path:
-    """A run of 6 steps that was stopped at step 4."""
-    config = make_run(root, name, **settings)
-    train(config, ranks=ranks)
-    stop_at(config, 4)
-    return config
+    """A run of 6 steps that was stopped at step 4; a folder trains each of its settings once."""
+    key = json.dumps([str(root), ranks, settings], default=str)
+    if key not in _trained:
+        config = make_run(root, f"trained-{len(_trained)}-here", **settings)
+        train(config, ranks=ranks)
+        stop_at(config, 4)
+        _trained[key] = config
+    shutil.copytree(_trained[key].parent, root / name)
+    return make_run(root, name, **settings)
+
+
+_trained: dict[str, Path] = {}
+"""The run.yaml of the runs that `stopped` copies, by folder, number of ranks and settings."""
