@@ -11,28 +11,40 @@ import tokenizers
 from tests.support.paths import ROOT
 from tests.support.programs import programs
 from tokamake.doctor import encoder as doctor_encoder
+from tokamake.doctor import environment
 from tokamake.doctor.doctor import doctor
 from tokamake.doctor.find_profile import find_profile
 from tokamake.doctor.profile import read_profile
 
 
-def test_the_command_reports_faults_and_exits_with_1(site: Path) -> None:
-    def run() -> subprocess.CompletedProcess[str]:
-        command = [programs("tokamake") / "tokamake", "doctor", "--profile", "site"]
-        return subprocess.run(
-            [*command, "--output", "report.json"], cwd=site, capture_output=True, text=True,
-            check=False,
-        )  # fmt: skip
+@pytest.fixture
+def without_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the slow checks of packages and programs, which test_environment.py makes."""
+    for name in ("check_torch", "check_mpi", "check_compiler", "check_snakemake"):
+        monkeypatch.setattr(environment, name, lambda *_: [])
 
+
+@pytest.mark.usefixtures("without_environment")
+def test_a_valid_site_has_a_next_step(
+    site: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(site)
     (site / "config").mkdir()
     (site / "config/config.yaml").touch()
-    result = run()
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert "\nok       limits for train: " in result.stdout
-    assert result.stdout.splitlines()[-1].startswith("next: tokamake prove config/config.yaml ")
+    doctor(profile="site", output=Path("report.json"))
+    printed = capsys.readouterr().out
+    assert "\nok       limits for train: " in printed
+    assert printed.splitlines()[-1].startswith("next: tokamake prove config/config.yaml ")
     assert json.loads((site / "report.json").read_text())["state"] != "wrong"
+
+
+def test_the_command_reports_faults_and_exits_with_1(site: Path) -> None:
     (site / "mine.yaml").write_text("account: proj\nqueue: large\n")
-    result = run()
+    command = [programs("tokamake") / "tokamake", "doctor", "--profile", "site"]
+    result = subprocess.run(
+        [*command, "--output", "report.json"], cwd=site, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
     assert result.returncode == 1
     assert "next: " not in result.stdout
     assert (
@@ -43,6 +55,7 @@ def test_the_command_reports_faults_and_exits_with_1(site: Path) -> None:
     assert json.loads((site / "report.json").read_text())["state"] == "wrong"
 
 
+@pytest.mark.usefixtures("without_environment")
 def test_a_missing_profile_is_one_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         doctor(profile=f"{tmp_path}/none", directory=tmp_path)

@@ -26,9 +26,10 @@ from tokamake.parallel.score_rules import PLAIN_SCORES, ScoreRules
 
 GPU = pytest.param(DEVICE.type, marks=MARKS, id="accelerator")
 
+Shapes = list[tuple[int, ...]]
 # Batch, query heads, key heads, tokens, width of a head. Chunks of one token and of odd lengths.
-SHAPES = [(2, 4, 4, 48, 16), (1, 8, 2, 40, 8), (3, 4, 1, 24, 16), (1, 12, 3, 8, 32)]
-ODD_HEADS = [(2, 3, 3, 24, 16), (1, 9, 3, 16, 24), (2, 5, 1, 40, 8)]
+SHAPES: Shapes = [(2, 4, 4, 48, 16), (1, 8, 2, 40, 8), (3, 4, 1, 24, 16), (1, 12, 3, 8, 32)]
+ODD_HEADS: Shapes = [(2, 3, 3, 24, 16), (1, 9, 3, 16, 24), (2, 5, 1, 40, 8)]
 # Lengths of documents: within a chunk, across chunks and ranks, of one token, of a whole sample.
 DOCUMENTS = {
     48: [[3, 1, 7, 20, 17], [48]],
@@ -160,13 +161,13 @@ def errors(method: Method, axis: Axis, shapes: list[tuple[int, ...]]) -> dict[st
     return by_case
 
 
-def all_errors(plain: bool) -> dict[str, float]:
+def all_errors(plain: bool, shapes: Shapes, odd: Shapes) -> dict[str, float]:
     """Errors over all ranks; on four ranks, also over two groups of two at the same time."""
     if plain:
         patch.object(ring_kernels.ForCPU, "serves", return_value=False).start()
     rank, size = dist.get_rank(), dist.get_world_size()
     whole = Axis(rank, size, dist.group.WORLD)
-    by_case = errors("ring", whole, SHAPES + ODD_HEADS) | errors("ulysses", whole, SHAPES)
+    by_case = errors("ring", whole, shapes + odd) | errors("ulysses", whole, shapes)
     if size == 4:
         # Ranks 0 and 2, 1 and 3, so that ranks in the group differ from global ranks.
         halves = [dist.new_group([half, half + 2]) for half in range(2)]
@@ -179,16 +180,17 @@ def all_errors(plain: bool) -> dict[str, float]:
 
 @pytest.mark.ranks
 @pytest.mark.parametrize(
-    ("ranks", "plain"),
+    ("ranks", "plain", "shapes", "odd"),
     [
-        (2, False),
-        pytest.param(2, True, marks=pytest.mark.grid),
-        pytest.param(4, False, marks=pytest.mark.grid),
+        (2, False, SHAPES[:2], ODD_HEADS[:1]),
+        pytest.param(2, False, SHAPES[2:], ODD_HEADS[1:], marks=pytest.mark.grid),
+        pytest.param(2, True, SHAPES, ODD_HEADS, marks=pytest.mark.grid),
+        pytest.param(4, False, SHAPES, ODD_HEADS, marks=pytest.mark.grid),
     ],
 )
-def test_several_ranks_equal_one_rank(ranks: int, plain: bool) -> None:
-    for by_case in spawn(all_errors, ranks, plain):
-        assert len(by_case) >= 660
+def test_several_ranks_equal_one_rank(ranks: int, plain: bool, shapes: Shapes, odd: Shapes) -> None:
+    for by_case in spawn(all_errors, ranks, plain, shapes, odd):
+        assert len(by_case) >= 60 * (2 * len(shapes) + len(odd))
         assert {case: value for case, value in by_case.items() if not value <= 1} == {}
 
 

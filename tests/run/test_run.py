@@ -121,6 +121,7 @@ def test_a_second_start_says_that_a_run_works_in_the_folder(folder: Path) -> Non
         (folder / "begun").read_text()  # returns when the job has begun
         second, dry_run = start(folder, "text.txt"), start(folder, "text.txt", "-n")
         first.send_signal(signal.SIGTERM)
+    assert first.returncode == 143
     assert (second.returncode, dry_run.returncode) == (1, 0)
     _, line = second.stderr.splitlines()
     assert line.startswith("this folder is locked: Snakemake runs, since ")
@@ -133,7 +134,10 @@ def test_a_second_start_says_that_a_run_works_in_the_folder(folder: Path) -> Non
 
 @pytest.mark.parametrize(
     ("number", "status", "options"),
-    [(signal.SIGINT, 130, []), (signal.SIGTERM, 143, ["--verbose"])],
+    [
+        (signal.SIGINT, 130, []),
+        pytest.param(signal.SIGTERM, 143, ["--verbose"], marks=pytest.mark.grid),
+    ],
 )
 def test_a_signal_stops_all_jobs_and_ends_with_a_sentence(
     folder: Path, number: signal.Signals, status: int, options: list[str]

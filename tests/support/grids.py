@@ -46,8 +46,11 @@ def layout_values(layout: tuple[int, str, dict[str, Any]]) -> set[Hashable]:
     return {("ranks", world_size), ("start", start), *((k, str(v)) for k, v in settings.items())}
 
 
-def split_layouts(proved: Proved) -> list[Any]:
-    """Return number of ranks and layouts, for `parametrize`: those that cover, then the rest."""
+def split_layouts(proved: Proved, *, most_ranks: int | None = None) -> list[Any]:
+    """Return number of ranks and layouts, for `parametrize`: those that cover, then the rest.
+
+    Those on more than `most_ranks` have the marker `grid`.
+    """
     flat = [(size, start, changes) for size in proved for start, changes in proved[size]]
     kept = cover(flat, layout_values)
     rest = [layout for layout in flat if layout not in kept]
@@ -56,7 +59,7 @@ def split_layouts(proved: Proved) -> list[Any]:
             size,
             [(start, changes) for number, start, changes in layouts if number == size],
             id=f"{size}-{name}",
-            marks=marks,
+            marks=pytest.mark.grid if most_ranks and size > most_ranks else marks,
         )
         for layouts, name, marks in (
             (kept, "each kind", ()),

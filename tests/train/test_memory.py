@@ -66,9 +66,16 @@ OF_FAMILIES: dict[str, dict[str, Any]] = {
 """Settings whose defaults are too large or fit no small model."""
 
 
-@pytest.mark.parametrize("head_dim", [None, 40])
+@pytest.mark.parametrize(
+    ("dtype", "head_dim"),
+    [
+        (torch.float32, 40),
+        (torch.bfloat16, None),
+        pytest.param(torch.float32, None, marks=pytest.mark.grid),
+        pytest.param(torch.bfloat16, 40, marks=pytest.mark.grid),
+    ],
+)
 @pytest.mark.parametrize("family", plugins.names("models/*/memory"))
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_layer_formulas_equal_the_tensors_that_torch_saves(
     family: str, dtype: torch.dtype, head_dim: int | None
 ) -> None:

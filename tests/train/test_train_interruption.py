@@ -41,15 +41,10 @@ def own_root(tmp_path: Path) -> Path:
     return prepare(tmp_path, train_samples=8 * STEPS)
 
 
+@pytest.mark.grid
 @pytest.mark.fault("kill in a step")
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    "layout",
-    [
-        layout if layout == "sharded" else pytest.param(layout, marks=pytest.mark.grid)
-        for layout in LAYOUTS
-    ],
-)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_run_killed_in_a_step_resumes_with_the_same_result(root: Path, layout: str) -> None:
     expected = make_run(root, f"whole-{layout}", **LAYOUTS[layout])
     train(expected, ranks=2)

@@ -2,6 +2,8 @@
 
 import re
 import shlex
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +192,7 @@ def report_text(config: Path) -> str:
 
 
 WAYS: dict[str, Settings] = {
-    "native": {},
+    "native": {"zero_stage": 3},
     "deepspeed": {"backend": "deepspeed", "zero_stage": 2},
 }
 LAYOUTS: list[Settings] = [
@@ -200,11 +202,25 @@ LAYOUTS: list[Settings] = [
 ]
 
 
+@pytest.fixture(scope="module")
+def whole_run(root: Path) -> Callable[[str], Path]:
+    """A finished run of two ranks, for each of `WAYS`; do not write here."""
+
+    @cache
+    def trained(way: str) -> Path:
+        config = make_run(root, f"whole-{way}", **WAYS[way])
+        train(config, ranks=2)
+        return config
+
+    return trained
+
+
 @pytest.mark.ranks
 @pytest.mark.parametrize("way", params(WAYS, ["native"]))
-def test_a_run_continues_another_bit_by_bit_even_after_a_kill(root: Path, way: str) -> None:
-    whole = make_run(root, f"whole-{way}", **WAYS[way])
-    train(whole, ranks=2)
+def test_a_run_continues_another_bit_by_bit_even_after_a_kill(
+    root: Path, whole_run: Callable[[str], Path], way: str
+) -> None:
+    whole = whole_run(way)
     changes = {"finetune": False, "save_interval": 1, **WAYS[way]}
     config = make_run(root, f"continued-{way}", start=step(whole, 2), **changes)
     printed = train(config, ranks=2, fault=killed_in_backward, code=-9)
@@ -220,12 +236,9 @@ def test_a_run_continues_another_bit_by_bit_even_after_a_kill(root: Path, way: s
     assert continued["tokens_per_second"] == pytest.approx(4 * 8 * 16 / continued["seconds"])
 
 
+@pytest.mark.grid
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    "layout",
-    [LAYOUTS[0], *(pytest.param(layout, marks=pytest.mark.grid) for layout in LAYOUTS[1:])],
-    ids=str,
-)
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_other_layouts_continue_a_run(root: Path, first: Path, layout: Settings) -> None:
     name = f"continued-{LAYOUTS.index(layout)}"
     config = make_run(root, name, start=step(first, 2), finetune=False, **layout)
@@ -233,9 +246,11 @@ def test_other_layouts_continue_a_run(root: Path, first: Path, layout: Settings)
     assert_continued(config, first, rel=1e-5)
 
 
-def test_one_rank_continues_a_run_of_two_ranks(root: Path, tmp_path: Path) -> None:
-    whole = make_run(root, "whole-two", zero_stage=3)
-    train(whole, ranks=2)
+@pytest.mark.ranks
+def test_one_rank_continues_a_run_of_two_ranks(
+    root: Path, whole_run: Callable[[str], Path], tmp_path: Path
+) -> None:
+    whole = whole_run("native")
     # Through a conversion, which must not change anything.
     convert(source=step(whole, 2), target=tmp_path / "a", format="native")
     config = make_run(root, "continued-by-one", start=tmp_path / "a", finetune=False)
@@ -304,7 +319,7 @@ def test_trials_take_weights_without_optimizer_states(
 @pytest.mark.parametrize(
     ("way", "title"),
     [
-        ({"format": "universal"}, "DeepSpeed universal"),
+        pytest.param({"format": "universal"}, "DeepSpeed universal", marks=pytest.mark.grid),
         pytest.param(
             {"format": "mds", "tensor_parallel_size": 2, "data_parallel_size": 3, "zero_stage": 2},
             "Megatron-DeepSpeed, without pipeline",

@@ -108,7 +108,7 @@ def test_an_error_of_all_ranks_is_reported_once(root: Path) -> None:
             {"parallel": {"tensor_parallel_size": 2, "sequence_parallel": True}},
             marks=pytest.mark.grid,
         ),
-        {"parallel": {"pipeline_parallel_size": 2}},
+        pytest.param({"parallel": {"pipeline_parallel_size": 2}}, marks=pytest.mark.grid),
     ],
     ids=["sharded", "tensor", "pipeline"],
 )

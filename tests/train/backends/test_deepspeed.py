@@ -59,7 +59,7 @@ PROVED: Proved = {
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(("world_size", "layouts"), split_layouts(PROVED))
+@pytest.mark.parametrize(("world_size", "layouts"), split_layouts(PROVED, most_ranks=2))
 def test_layouts_equal_one_process(
     world_size: int, layouts: list[tuple[str, Changes]], runs: dict[str, Path]
 ) -> None:

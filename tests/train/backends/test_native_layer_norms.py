@@ -61,7 +61,7 @@ def test_norms_of_layers_equal_those_of_transformers(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"zero_stage": 2},
+        pytest.param({"zero_stage": 2}, marks=pytest.mark.grid),
         {"parallel": {"tensor_parallel_size": 2, "sequence_parallel": True}},
         {"parallel": {"pipeline_parallel_size": 2}},
         pytest.param({"parallel": {"context_parallel_size": 2}}, marks=pytest.mark.grid),

@@ -118,7 +118,7 @@ def test_a_record_has_the_mean_over_its_interval(root: Path) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"zero_stage": 2, "micro_batch_size": 1},
+        pytest.param({"zero_stage": 2, "micro_batch_size": 1}, marks=pytest.mark.grid),
         {"parallel": {"tensor_parallel_size": 2, "sequence_parallel": True}},
         {"parallel": {"pipeline_parallel_size": 2}, "micro_batch_size": 1},
         {"backend": "deepspeed", "zero_stage": 1},

@@ -74,7 +74,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "sharded": {"zero_stage": 3},
     "deepspeed": {"backend": "deepspeed", "zero_stage": 3},
 }
-QUICK = ("tensor", "pipeline")
+QUICK = ("pipeline",)
 
 
 @pytest.mark.ranks

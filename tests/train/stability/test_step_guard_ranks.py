@@ -69,7 +69,7 @@ def test_deepspeed_goes_back_before_a_spike(root: Path, zero_stage: int) -> None
     "settings",
     [
         {"zero_stage": 2},
-        {"backend": "deepspeed", "zero_stage": 2},
+        pytest.param({"backend": "deepspeed", "zero_stage": 2}, marks=pytest.mark.grid),
         pytest.param({"backend": "deepspeed", "zero_stage": 3}, marks=pytest.mark.grid),
     ],
 )

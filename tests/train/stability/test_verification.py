@@ -38,16 +38,16 @@ PIPELINE: Values = {"parallel.pipeline_parallel_size": 2}
 DEEPSPEED: Values = DATA | {"backend": "deepspeed"}
 ULYSSES: Values = CONTEXT | {"parallel.context_parallel_method": "ulysses"}
 LAYOUTS: dict[str, tuple[str, Values]] = {
-    "stage 1, bf16": ("gpt", DATA | {"zero_stage": 1, "precision": "bf16"}),
     "stage 3, recomputation": ("gpt", DATA | {"zero_stage": 3, "recompute_granularity": "full"}),
     "tensor, sequence, data": ("llama", SEQUENCE | DATA | {"zero_stage": 2}),
-    "ring": ("llama", CONTEXT),
     "experts": ("mixtral", EXPERTS),
     "pipeline": ("gpt", PIPELINE | {"precision": "bf16"}),
     "DeepSpeed": ("gpt", DEEPSPEED | {"zero_stage": 1}),
 }
 GRID: dict[str, tuple[str, Values]] = {
     "stage 0": ("gpt", DATA | {"zero_stage": 0}),
+    "stage 1, bf16": ("gpt", DATA | {"zero_stage": 1, "precision": "bf16"}),
+    "ring": ("llama", CONTEXT),
     "tensor": ("gpt", TENSOR),
     "replicas": (
         "gpt",
@@ -147,7 +147,10 @@ def products(engine: Any) -> list[torch.nn.Module]:
 
 
 def found(layout: tuple[str, Values], faulty: Path, *, everywhere: bool) -> dict[str, str]:
-    """Errors of checks on healthy ranks, and of checks in which one rank flips a bit."""
+    """Errors of checks on healthy ranks, and of checks in which one rank flips a bit.
+
+    On many ranks, those that have the same module flip an output or a gradient in turn.
+    """
     os.environ[errors.FAULTY_HOSTS_VARIABLE] = str(faulty)
     engine, texts = engine_of(*layout), {}
     state, before = torch.get_rng_state(), weights(engine)
@@ -157,7 +160,10 @@ def found(layout: tuple[str, Values], faulty: Path, *, everywhere: bool) -> dict
         numbers = range(len(modules)) if everywhere else (len(modules) // 2,)
         most = torch.tensor(len(numbers))
         dist.all_reduce(most, dist.ReduceOp.MAX)  # stages may have different modules
-        kinds = [*product(range(int(most)), ("output", "gradient"))]
+        both = ("output", "gradient")
+        kinds = [*product(range(int(most)), both)]
+        if dist.get_world_size() > 2:
+            kinds = [(index, both[(index + rank.bit_count()) % 2]) for index in range(int(most))]
         if type(engine).__module__.endswith("native"):  # DeepSpeed keeps weights elsewhere
             kinds.append((0, "weight"))
         for index, kind in kinds:
