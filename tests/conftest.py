@@ -58,7 +58,8 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))  # torch is already imported
     # torch writes hundreds of lines for each checkpoint, which pytest would format and keep.
     logging.disable(logging.DEBUG)
-    shared_folder()  # before workers begin, which use it, too
+    # Before workers begin, which use it, too. The cache of who runs the tests stays as it is.
+    os.environ["HF_HOME"] = str(shared_folder() / "huggingface")
     if not hasattr(config, "workerinput"):
         config.option.tx = [
             f"popen//python={worker_python(config.args)}" if spec == "popen" else spec

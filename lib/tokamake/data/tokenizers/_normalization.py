@@ -9,7 +9,7 @@ each cluster once.
 import json
 import unicodedata
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from tokamake.data.tokenizers import failure
 from tokamake.data.tokenizers._exactness import Json, Unsupported, flat_steps
 from tokamake.data.tokenizers._patterns import CHARACTERS, of_all_points
+from tokamake.data.tokenizers._unicode_tables import kept
 
 Normalize = Callable[[str], str]
 _SINGLE = ("BertNormalizer", "NFD", "NFKD", "Lowercase", "StripAccents", "Nmt")
@@ -66,9 +67,12 @@ def compile_normalizer(definition: bytes) -> Normalization:
         found = ", ".join(sorted({step["type"] for step in middle}))
         raise Unsupported(f"its normalizer is {found}")
     clusters = _function(middle)
+    marks = np.empty(0, bool)
+    if middle:
+        marks = kept(f"marks of {json.dumps(middle)}", partial(_marks, clusters))
     arguments = {
         "before": _map(steps[:first]),
-        "marks": _marks(clusters) if middle else np.empty(0, np.uint8),
+        "marks": marks.astype(np.uint8),
         "after": _map(steps[last + 1 :]),
     }
     return Normalization(arguments, clusters, _function(steps))
@@ -210,8 +214,7 @@ def _decomposed(before: str = "") -> list[str]:
     return normal_forms(_function(_NFD), [before + text for text in CHARACTERS])
 
 
-@cache
-def _marks(normalize: Normalize) -> NDArray[np.uint8]:
+def _marks(normalize: Normalize) -> NDArray[np.bool_]:
     """(0x110000,) characters that a form changes, reorders, or composes with one before."""
     forms = normal_forms(normalize, CHARACTERS)
     marked = {text for text, form in zip(CHARACTERS, forms, strict=True) if text != form}
@@ -221,8 +224,8 @@ def _marks(normalize: Normalize) -> NDArray[np.uint8]:
         for text, pair in zip(CHARACTERS, _decomposed(_HIGHEST_CLASS), strict=True)
         if pair != _HIGHEST_CLASS + text
     }
-    marks = np.zeros(0x110000, np.uint8)
-    marks[[*map(ord, marked)]] = 1
+    marks = np.zeros(0x110000, bool)
+    marks[[*map(ord, marked)]] = True
     return marks
 
 

@@ -8,13 +8,14 @@ alternative wins. Constructs that cannot be compiled raise `Unsupported`.
 
 import re
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tokamake.data.tokenizers._exactness import Unsupported
+from tokamake.data.tokenizers._unicode_tables import kept
 
 # Planes with characters. All other code points are unassigned or for private use.
 _POINTS = np.r_[0:0xD800, 0xE000:0x40000, 0xE0000:0xE1000]
@@ -83,10 +84,14 @@ def matching(expression: str) -> NDArray[np.bool_]:
 
     The expression matches single characters; names that begin with NUL are pre-tokenizers.
     """
-    from tokenizers import PreTokenizedString, Regex, pre_tokenizers
-
     if len(expression) == 1:
         return np.equal(_CODES, ord(expression))
+    return kept(f"matches of {expression}", partial(_matching, expression))
+
+
+def _matching(expression: str) -> NDArray[np.bool_]:
+    from tokenizers import PreTokenizedString, Regex, pre_tokenizers
+
     named = {
         "\0Digits": lambda: pre_tokenizers.Digits(individual_digits=False),
         "\0Punctuation": lambda: pre_tokenizers.Punctuation("contiguous"),
