@@ -85,6 +85,16 @@ def with_step_counts() -> None:
     patched._set_main_param_and_optimizer_states = fill_with_step
 
 
+def with_forked_queue() -> None:
+    """Let the process of the queue of results be a fork: a new one would import torch."""
+    import multiprocessing
+
+    from megatron.core.dist_checkpointing.strategies import filesystem_async
+
+    patched: Any = filesystem_async
+    patched._results_queue = multiprocessing.get_context("fork").Manager().Queue()
+
+
 def make(name: str, kind: str, rank: int, sizes: Sizes, dtype: Any) -> tuple[Any, Any, Any]:
     """Return arguments, model and optimizer of a rank."""
     from megatron.core import parallel_state
@@ -318,6 +328,7 @@ def main(mode: str, folder: Path, rank: int, sizes: Sizes, rest: list[str]) -> N
     cores.start(meeting, rank, sizes.world, *sizes[:2], sizes.expert)
     without_gpu()
     with_step_counts()
+    with_forked_queue()
     for item in rest:
         start, _, kind = item.rpartition("/")
         if mode == "classic":
