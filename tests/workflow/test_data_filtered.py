@@ -159,9 +159,9 @@ def test_bytes_are_the_same_for_any_workers_and_shards(workspaces: Path) -> None
     assert all(sum(entry[key] for entry in counts(first)) > 2 for key in COUNTS)
     assert len(twins(first)) > 50
     all_stages = stages(first)
-    for workers in (2, 3, 7):
+    for workers in (3, 7):
         assert stages(build(workspaces, shard_bytes=60_000, workers=workers)) == all_stages
-    for shard_bytes, max_jobs in ((20_000, 12), (250_000, 5), (10**9, 5)):
+    for shard_bytes, max_jobs in ((20_000, 12), (10**9, 5)):
         other = build(workspaces, shard_bytes=shard_bytes, workers=2, max_jobs=max_jobs)
         for name, function in PRODUCTS.items():
             assert function(other) == expected[name], name
