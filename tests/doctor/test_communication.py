@@ -177,11 +177,12 @@ def test_two_ranks_agree_and_one_reports(tmp_path: Path) -> None:
             "wrong    torch on hosts: ",
             marks=pytest.mark.grid,
         ),
-        (
+        pytest.param(
             "import tokamake.doctor.communication as c, torch; equal = torch.equal\n"
             "import socket; socket.gethostname = lambda: 'n2'\n"
             "c.torch.equal = lambda a, b: equal(a + 1, b)",
             "wrong    sums of the all-reduce: wrong on n2",
+            marks=pytest.mark.grid,
         ),
     ],
 )

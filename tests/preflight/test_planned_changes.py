@@ -149,6 +149,7 @@ def test_a_new_raw_file_does_not_touch_a_run_until_the_user_says_so(trained: Pat
     ]
 
 
+@pytest.mark.grid
 @pytest.mark.slow
 def test_what_a_run_cannot_continue_with_fails_the_dry_run(trained: Path) -> None:
     def reason(**train: Any) -> str:

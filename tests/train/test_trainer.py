@@ -97,6 +97,7 @@ def test_a_batch_size_ramp_up_equals_torch(root: Path, zero_stage: int) -> None:
     assert consumed == [4, 8, 12, 20, 28, 36]
 
 
+@pytest.mark.grid
 @pytest.mark.ranks
 def test_a_batch_size_ramp_up_is_the_same_over_ranks(root: Path) -> None:
     config = make_run(root, "ramped-ranks", zero_stage=2, **RAMPED)
@@ -281,7 +282,9 @@ def test_a_signal_saves_and_the_run_resumes(
 
 
 @pytest.mark.fault("kill in a save")
-@pytest.mark.parametrize(("step", "is_stopped"), [(3, True), (6, True), (6, False)])
+@pytest.mark.parametrize(
+    ("step", "is_stopped"), [(3, True), pytest.param(6, True, marks=pytest.mark.grid), (6, False)]
+)
 def test_a_kill_between_the_save_and_the_validation_loses_no_validation(
     root: Path, single: Path, monkeypatch: pytest.MonkeyPatch, step: int, is_stopped: bool
 ) -> None:

@@ -20,6 +20,11 @@ RATES = {"hidden": 0.2, "attention": 0.1, "embedding": 0.1}
 HIDDEN = {"dropout": {"hidden": 0.2, "embedding": 0.1}}
 
 
+FEW_STEPS = {"train_steps": 3, "evaluation_steps": 0}
+"""Steps while the learning rate warms up, which is the same in a longer run; nothing else is
+compiled."""
+
+
 @pytest.fixture(scope="module")
 def dropped(root: Path) -> Path:
     """A run with all kinds of dropout on one rank."""
@@ -42,7 +47,7 @@ def test_numbers_are_dropped_in_training_alone(root: Path, dropped: Path) -> Non
         {"recompute_granularity": "full"},
         pytest.param({"recompute_granularity": "selective"}, marks=pytest.mark.grid),
         {"micro_batch_size": 4},
-        pytest.param({"compile": True}, marks=pytest.mark.grid),
+        pytest.param({"compile": True, **FEW_STEPS}, marks=pytest.mark.grid),
     ],
     ids=str,
 )
@@ -51,7 +56,8 @@ def test_one_rank_drops_the_same_numbers(
 ) -> None:
     config = make_run(root, tmp_path.name, dropout=RATES, **settings)
     assert train_here(config) == 0
-    assert losses(config) == pytest.approx(losses(dropped), rel=1e-5)
+    number = settings.get("train_steps", 6)
+    assert losses(config) == pytest.approx(losses(dropped)[:number], rel=1e-5)
 
 
 @pytest.mark.ranks

@@ -26,6 +26,9 @@ BALANCED = latent(
 )
 
 
+FOUR_STEPS = {"train_steps": 4, "save_interval": 4}
+
+
 def start_run(root: Path, name: str, **train: object) -> Path:
     return make_run(root, name, evaluation_steps=0, log_interval=1, **train)
 
@@ -34,7 +37,8 @@ def start_run(root: Path, name: str, **train: object) -> Path:
 def test_records_have_the_losses_of_routers_beside_the_loss(tmp_path: Path) -> None:
     root = prepare(tmp_path)
     write_start(root / "start", SHAPE, random_tensors(SHAPE, 5))
-    config = start_run(root, "experts", router={"balance_coefficient": 1.0, "z_coefficient": 0.1})
+    router = {"balance_coefficient": 1.0, "z_coefficient": 0.1}
+    config = start_run(root, "experts", router=router, **FOUR_STEPS)
     assert train_here(config) == 0
     of_run = [record for record in records(config) if "loss" in record]
     for record in of_run:
@@ -46,7 +50,7 @@ def test_records_have_the_losses_of_routers_beside_the_loss(tmp_path: Path) -> N
         assert 1 <= min(layers) <= 2.5  # at most each token
         assert record["idle_experts"] == 0
     assert of_run[-1]["router_z_loss"] < of_run[0]["router_z_loss"]
-    plain = start_run(root, "plain", router={"balance_coefficient": 0.0})
+    plain = start_run(root, "plain", router={"balance_coefficient": 0.0}, **FOUR_STEPS)
     assert train_here(plain) == 0
     assert records(plain)[0]["loss"] == of_run[0]["loss"]
     gate = "model.layers.0.mlp.gate.weight"
@@ -81,7 +85,8 @@ def test_biases_and_mtp_layers_change_and_resume_bit_by_bit(tmp_path: Path) -> N
     fixed = start_run(root, "fixed", router=limited, train_steps=2)
     assert train_here(fixed) == 0
     assert not weights(fixed)["model.layers.1.mlp.gate.e_score_correction_bias"].any()
-    ignored = start_run(root, "ignored", router=router, mtp={"loss_scaling_factor": 0.0})
+    unscaled = {"router": router, "mtp": {"loss_scaling_factor": 0.0}}
+    ignored = start_run(root, "ignored", **unscaled, **FOUR_STEPS)
     assert train_here(ignored) == 0
     assert records(ignored)[0]["loss"] == first["loss"]
     assert records(ignored)[0]["mtp_loss/1"] == first["mtp_loss/1"]

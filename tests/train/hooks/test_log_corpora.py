@@ -77,11 +77,19 @@ def first(config: Path) -> dict[str, float]:
     return losses_of(next(record for record in records(config) if record["step"] == 1))
 
 
+@pytest.fixture(scope="module")
+def logged(root: Path) -> Path:
+    """A finished run with losses of corpora at each step; do not write here."""
+    config = make_run(root, "logged", log_corpus_losses=True)
+    assert train_here(config) == 0
+    return config
+
+
 def test_losses_of_corpora_equal_those_of_transformers(
-    root: Path, expected: dict[str, float]
+    root: Path, logged: Path, expected: dict[str, float]
 ) -> None:
-    plain, config = make_run(root, "plain"), make_run(root, "logged", log_corpus_losses=True)
-    assert train_here(plain) == train_here(config) == 0
+    plain, config = make_run(root, "plain"), logged
+    assert train_here(plain) == 0
     assert first(config) == pytest.approx(expected, rel=1e-5)
     assert losses(config) == losses(plain)
     assert not any(losses_of(record) for record in records(plain))
@@ -99,12 +107,11 @@ def test_losses_of_corpora_equal_those_of_transformers(
     assert absent
 
 
-def test_a_record_has_the_mean_over_its_interval(root: Path) -> None:
-    every = make_run(root, "every", log_corpus_losses=True)
+def test_a_record_has_the_mean_over_its_interval(root: Path, logged: Path) -> None:
     third = make_run(root, "third", log_corpus_losses=True, log_interval=3)
-    assert train_here(every) == train_here(third) == 0
+    assert train_here(third) == 0
     sums, counts = dict.fromkeys(CORPORA, 0.0), dict.fromkeys(CORPORA, 0)
-    for record in records(every):
+    for record in records(logged):
         if record["step"] in (2, 3) and "loss" in record:
             for corpus, _ in samples_of(root, record["step"]):
                 sums[corpus] += record[f"loss/{corpus}"]

@@ -120,6 +120,7 @@ class Killed(Exception):
     """Stands for the end of a process."""
 
 
+@pytest.mark.grid
 def test_an_interrupted_run_ends_as_one_without_interruption(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
