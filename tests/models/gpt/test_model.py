@@ -1,10 +1,12 @@
 """The family gpt equals transformers' GPT-2, GPTBigCode, Starcoder2 and Bloom, on any ranks."""
 
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from tests.support.gpts import (
     ALIBI,
@@ -103,25 +105,28 @@ def test_alibi_refuses_context_parallelism() -> None:
 SHARED = {"learned": LEARNED, "mqa": MQA, "gqa-rotary": ROTARY}
 
 
-def context_parallel(method: Any) -> dict[str, Any]:
-    """Logits of this rank's tokens."""
+METHODS: tuple[Any, ...] = ("ring", "ulysses")
+
+
+def context_parallel() -> dict[tuple[str, str], Tensor]:
+    """Logits of this rank's tokens, by method and model."""
     axis = Axis(dist.get_rank(), dist.get_world_size(), dist.group.WORLD)
-    mesh = Mesh(context=axis, context_method=method)
     logits = {}
-    for name in SHARED:
+    for method, name in product(METHODS, SHARED):
+        mesh = Mesh(context=axis, context_method=method)
         model = family.Model(SHARED[name], mesh)
         for key, parameter in model.named_parameters():
             parameter.data = random_tensors(SHARED[name], 1)[family.Model.tensor_name(key)]
         with torch.no_grad():
-            logits[name] = model(share(tokens_of(SHARED[name], 32), axis=axis))
+            logits[method, name] = model(share(tokens_of(SHARED[name], 32), axis=axis))
     return logits
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("method", ["ring", "ulysses"])
-def test_context_parallel_ranks_equal_one_process(method: str) -> None:
-    for rank, logits_of in enumerate(spawn(context_parallel, 2, method)):
-        for name, logits in logits_of.items():
+def test_context_parallel_ranks_equal_one_process() -> None:
+    for rank, logits_of in enumerate(spawn(context_parallel, 2)):
+        assert len(logits_of) == len(METHODS) * len(SHARED)
+        for (_, name), logits in logits_of.items():
             with torch.no_grad():
                 all_logits = to_model(SHARED[name], random_tensors(SHARED[name], 1))(
                     tokens_of(SHARED[name], 32)
