@@ -13,7 +13,7 @@ from tokamake.config.architecture_files import read_architecture
 from tokamake.config.resolved_run import Run
 from tokamake.errors import UserError
 from tokamake.preflight.run import check_run
-from tokamake.prove.miniature import miniature, num_ranks, shortened
+from tokamake.prove.miniature import miniature, num_ranks, shortened, with_pipeline_alone
 
 TRAIN = {"train_steps": 8, "sequence_length": 2048, "global_batch_size": 1536}
 
@@ -112,3 +112,15 @@ def test_a_long_pipeline_is_shortened_to_the_ranks_of_a_machine() -> None:
     with pytest.raises(UserError, match="needs 32 ranks, and 16 may run"):
         shortened(run, 16)
     assert SHAPE["vocab_size"] % 2
+
+
+def test_a_pipeline_alone_keeps_its_layers_and_can_start() -> None:
+    layout = parallel(tp=2, cp=2, pp=4, sp=True, layers=(7, 9, 9, 7))
+    runs = {8: large("llama3-8b", **layout), 4: large("qwen3-30b-a3b", **parallel(pp=4, ep=4))}
+    for layers, run in runs.items():
+        alone = with_pipeline_alone(run)
+        assert num_ranks(alone) == 8
+        tiny = miniature(alone, 8, precision="fp32")
+        check_run(tiny, index=None, world_size=8, device=torch.device("cpu"))
+        assert tiny.train.parallel.pipeline_parallel_size == 4
+        assert tiny.architecture.num_hidden_layers == layers

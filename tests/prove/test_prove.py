@@ -18,6 +18,7 @@ from tests.support.wrong_factors import FAULTS
 from tokamake.cli import make_app
 from tokamake.errors import UserError
 from tokamake.parallel import collectives
+from tokamake.prove import local_ranks
 from tokamake.prove.prove import prove
 
 pytestmark = pytest.mark.ranks
@@ -107,11 +108,37 @@ def test_a_config_is_proved_before_its_data_exist(
     planned = tmp_path / "config.yaml"
     planned.write_text(CONFIG)
     prove(config=planned, most_ranks=8)
-    first, second, third = capfd.readouterr().out.splitlines()
+    first, second, third, *rest = capfd.readouterr().out.splitlines()
     assert first == "planned: a pipeline of 2 ranks, not 4, to start at most 8 ranks here"
     assert second == "proving: planned: 8 ranks, in fp32 and then in bf16"
     assert third.startswith("proved: planned: tensor 2 × context 1 × pipeline 2 × data 2 = 8 ranks")
     assert third.endswith(" in one process, in fp32 and bf16")
+    assert rest[:2] == [
+        "planned: now its pipeline of 4 ranks, without other parallelism",
+        "proving: planned: 8 ranks, in fp32",
+    ]
+    (last,) = rest[2:]
+    assert last.startswith("proved: planned: tensor 1 × context 1 × pipeline 4 × data 2 = 8 ranks")
+    assert last.endswith(" in one process, in fp32")
+
+
+def test_a_wrong_pipeline_fails_and_a_longer_one_is_said_to_be_unproved(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = tmp_path / "config.yaml"
+    planned.write_text(CONFIG)
+    results = iter([[], ["fp32: loss of step 1: 2, expected 1"]])
+    monkeypatch.setattr(local_ranks, "on_local_ranks", lambda *_: next(results))
+    with pytest.raises(SystemExit, match="1"):
+        prove(config=planned, most_ranks=8)
+    assert "\nNOT proved: planned: tensor 1" in capfd.readouterr().out
+    planned.write_text(CONFIG.replace("tensor_parallel_size: 2, ", ""))
+    results = iter([[]])
+    prove(config=planned, most_ranks=4)
+    assert capfd.readouterr().out.splitlines()[-1] == (
+        "planned: its pipeline of 4 ranks needs 8 ranks alone, and is not proved; raise "
+        "--most-ranks"
+    )
 
 
 def test_mistakes_are_one_line(tmp_path: Path) -> None:

@@ -50,6 +50,12 @@ def shortened(run: Run, most: int) -> Run:
     return run
 
 
+def with_pipeline_alone(run: Run) -> Run:
+    """The run with its whole pipeline and data parallelism, and no other parallelism."""
+    sizes = dict.fromkeys((f"{kind}_parallel_size" for kind in ("tensor", "context", "expert")), 1)
+    return _laid_out(run, **sizes, sequence_parallel=False)
+
+
 def num_ranks(run: Run) -> int:
     """Ranks of the miniature: as few data-parallel ranks as show what data parallelism does.
 

@@ -42,7 +42,8 @@ def prove(
         architecture: File of the model, such as config/models/llama2-7b.yaml, for a config whose
             checkpoint is on another machine; default: as the config says.
         most_ranks: Ranks that it may start on this machine. If the layout needs more, it shortens
-            the pipeline, and then divides the experts among fewer ranks.
+            the pipeline, and then divides the experts among fewer ranks. After that, it proves the
+            whole pipeline in fp32, without tensor, context and expert parallelism.
     """
     from tokamake.prove.planned_runs import read_any
     from tokamake.runtime.process_group import joined
@@ -81,16 +82,36 @@ def _prove_here(run: "Run", *, most_ranks: int) -> bool:
     """Prove a run on ranks of this machine; return whether the proof failed."""
     import torch
 
-    from tokamake.prove.local_ranks import on_local_ranks
-    from tokamake.prove.miniature import num_ranks, shortened
+    from tokamake.prove.miniature import num_ranks, shortened, with_pipeline_alone
 
     short = shortened(run, most_ranks)
     if short is not run:
         print(_shortening(run, short, most_ranks=most_ranks), flush=True)
-    precisions, world_size = _precisions(short, torch.device("cpu")), num_ranks(short)
-    print(_begin(short, world_size, precisions=precisions), flush=True)
-    found = on_local_ranks(partial(_prove, short, precisions=precisions), world_size)
-    print(_verdict(short, world_size, found=found, precisions=precisions), flush=True)
+    failed = _prove_layout(short, precisions=_precisions(short, torch.device("cpu")))
+    own, new = (each.train.parallel.pipeline_parallel_size for each in (run, short))
+    if own == new:
+        return failed
+    alone = with_pipeline_alone(run)
+    if (needed := num_ranks(alone)) > most_ranks:
+        print(
+            f"{run.run}: its pipeline of {own} ranks needs {needed} ranks alone, and is not "
+            "proved; raise --most-ranks",
+            flush=True,
+        )
+        return failed
+    print(f"{run.run}: now its pipeline of {own} ranks, without other parallelism", flush=True)
+    return _prove_layout(alone, precisions=["fp32"]) or failed
+
+
+def _prove_layout(run: "Run", *, precisions: list[str]) -> bool:
+    """Prove a layout that fits this machine; return whether the proof failed."""
+    from tokamake.prove.local_ranks import on_local_ranks
+    from tokamake.prove.miniature import num_ranks
+
+    world_size = num_ranks(run)
+    print(_begin(run, world_size, precisions=precisions), flush=True)
+    found = on_local_ranks(partial(_prove, run, precisions=precisions), world_size)
+    print(_verdict(run, world_size, found=found, precisions=precisions), flush=True)
     return bool(found)
 
 
