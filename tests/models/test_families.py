@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from tests.support import berts, biencoders, dense, gpts, llamas, qwens, retros, t5s
 from tests.support.cached import decoded
 from tests.support.families import family_of, named_tensors
+from tests.support.grids import params
 from tests.support.hf_folder import from_hf
 from tests.support.model_loss import mean_loss
 from tests.support.model_ranks import (
@@ -188,7 +189,11 @@ def test_windows_lower_flops() -> None:
     assert memory.flops_per_token(dense.dense("mistral", sliding_window=40), 32) == plain
 
 
-@pytest.mark.parametrize("steps", [[20], [1] * 20, [5, 1, 1, 7, 6]], ids=len)
+STEPS = [[20], [1] * 20, [5, 1, 1, 7, 6]]
+"""Numbers of tokens that are given at once; the last ones have some and single ones."""
+
+
+@pytest.mark.parametrize("steps", params(STEPS, STEPS[-1:]), ids=len)
 @pytest.mark.parametrize(
     "architecture",
     [*llamas.ARCHITECTURES[::4], *GPTS, QWEN3, *dense.ARCHITECTURES.values()],
