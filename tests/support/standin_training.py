@@ -192,9 +192,9 @@ def train_layouts() -> dict[str, tuple[Trained, Trained]]:
     return {name: (train(run, CPU), train(run, device)) for name, run in runs.items()}
 
 
-def train_by_deepspeed(stage: int) -> Trained:
+def train_by_deepspeed(stages: list[int]) -> list[Trained]:
     """Train a causal Llama by DeepSpeed, whose accelerator is one for the whole process."""
     os.environ["LOCAL_RANK"] = "0"
     device = standin_use.use_with_deepspeed()
-    values = {"backend": "deepspeed", "zero_stage": stage}
-    return train(Composition("llama", "causal", values, seed=5).run(), device)
+    values = [{"backend": "deepspeed", "zero_stage": stage} for stage in stages]
+    return [train(Composition("llama", "causal", each, seed=5).run(), device) for each in values]

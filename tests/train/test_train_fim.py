@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 
 from tests.support.forked import train
-from tests.support.runs import SETTINGS, losses, make_run, prepare
+from tests.support.runs import losses, make_run, prepare
 from tokamake.config.resolved_run import read_run
 from tokamake.data.samples.document_samples import DocumentSamples
 from tokamake.data.samples.fim.samples import FimSamples, training_samples
@@ -44,14 +44,17 @@ def make_tokenizer(folder: Path, size: int) -> None:
 
 @pytest.mark.ranks
 def test_a_run_trains_on_rearranged_documents(root: Path) -> None:
-    fim = {"fim": FIM, "tokenizer": root / "tokenizer"}
-    plain, rearranged = make_run(root, "plain"), make_run(root, "rearranged", **fim)
+    fim, short = {"fim": FIM, "tokenizer": root / "tokenizer"}, {"train_steps": 2}
+    plain, rearranged = (
+        make_run(root, "plain", **short),
+        make_run(root, "rearranged", **short, **fim),
+    )
     for config in (plain, rearranged):
         train(config)
     # Validation samples are not rearranged: before the first step the loss is the same.
     assert losses(plain, "validation_loss")[0] == losses(rearranged, "validation_loss")[0]
     assert losses(plain)[0] != losses(rearranged)[0]
-    assert len(losses(rearranged)) == SETTINGS["train_steps"]
+    assert len(losses(rearranged)) == 2
 
 
 def test_samples_follow_the_settings_of_the_run(root: Path) -> None:

@@ -147,14 +147,14 @@ WAITS_OF_DEEPSPEED = {0: 1, 1: 7, 2: 7, 3: 5}
 """Waits of a step by ZeRO stage: one in tokamake, the others in DeepSpeed's step and norm."""
 
 
-@pytest.mark.parametrize("stage", WAITS_OF_DEEPSPEED)
-def test_waits_of_deepspeed(stage: int) -> None:
+def test_waits_of_deepspeed() -> None:
     """Only waits: `test_trainer_standin_stages.py` compares numbers with a CPU."""
-    (on_device,) = spawn(train_by_deepspeed, 1, stage)
-    waits = on_device.costs.waits
-    assert len(waits) == WAITS_OF_DEEPSPEED[stage], waits
-    assert sum("backends/deepspeed.py" not in each for each in waits) == 1, waits
-    assert not on_device.costs.of_host
+    (trained,) = spawn(train_by_deepspeed, 1, [*WAITS_OF_DEEPSPEED])
+    for (stage, expected), on_device in zip(WAITS_OF_DEEPSPEED.items(), trained, strict=True):
+        waits = on_device.costs.waits
+        assert len(waits) == expected, (stage, waits)
+        assert sum("backends/deepspeed.py" not in each for each in waits) == 1, (stage, waits)
+        assert not on_device.costs.of_host, stage
 
 
 # ---- Branches by type of device: the table of the library, and the entry of the stand-in ----
