@@ -85,18 +85,18 @@ def test_every_assigned_code_point_gives_the_same_tokens(name: str) -> None:
 )
 @pytest.mark.parametrize("tokens", [[], ["<a>", "<a>b", "a b"], [" ", "\n\n", "é"]], ids=str)
 def test_random_texts_give_the_same_tokens(
-    gpt2: Json, pre_tokenizer: Json | None, tokens: list[str]
+    gpt2: Json, pre_tokenizer: Json | None, tokens: list[str], times: int
 ) -> None:
     definition = added(gpt2, *({"content": token} for token in tokens if token != "é"))
     if pre_tokenizer:
         definition = changed(definition, "pre_tokenizer", pre_tokenizer)
     reference, encode = encoders(definition)
-    texts = random_texts(1500, seed=1)
-    texts += random_texts(500, seed=2, atoms=[*tokens, *SIGNS, "<a", "a> b", "b"])
+    texts = random_texts(1500 * times, seed=1)
+    texts += random_texts(500 * times, seed=2, atoms=[*tokens, *SIGNS, "<a", "a> b", "b"])
     assert encode(texts) == reference(texts)
 
 
-def test_added_tokens_take_white_space_along(gpt2: Json) -> None:
+def test_added_tokens_take_white_space_along(gpt2: Json, times: int) -> None:
     tokens: list[Json] = [
         {"content": "<a>", "lstrip": True},
         {"content": "<b>", "lstrip": True, "rstrip": True},
@@ -108,7 +108,7 @@ def test_added_tokens_take_white_space_along(gpt2: Json) -> None:
     texts = ["<a>", "<b>", "[c]", "b", "<", " ", " ", "\n", "\t", "é"]
     texts += [*"\x1c\x1f\x85\xa0\u1680\u180e\u2003\u200b\u2029\u202f\u205f\u3000"]
     reference, encode = encoders(added(changed(gpt2, "normalizer", {"type": "NFC"}), *tokens))
-    texts = random_texts(3000, seed=3, atoms=texts)
+    texts = random_texts(3000 * times, seed=3, atoms=texts)
     assert encode(texts) == reference(texts)
 
 
@@ -240,10 +240,11 @@ EXACT = {
 
 
 @pytest.mark.parametrize("name", EXACT)
-def test_every_pre_tokenizer_gives_the_same_tokens(gpt2: Json, name: str) -> None:
+def test_every_pre_tokenizer_gives_the_same_tokens(gpt2: Json, name: str, times: int) -> None:
     definition = changed(gpt2, "pre_tokenizer", sequence(*EXACT[name]))
     reference, encode = encoders(definition)
-    texts = random_texts(700, seed=5) + random_texts(400, seed=6, atoms=SIGNS)
+    texts = random_texts(700 * times, seed=5)
+    texts += random_texts(400 * times, seed=6, atoms=SIGNS)
     texts += ["a" * 700, "a \n" * 300 + "1", (" a" * 90 + "b") * 5]
     expected = reference(texts)
     assert encode(texts) == expected
@@ -260,7 +261,7 @@ NORMALIZERS = {
 
 
 @pytest.mark.parametrize("name", NORMALIZERS)
-def test_normalized_texts_give_the_same_tokens(gpt2: Json, name: str) -> None:
+def test_normalized_texts_give_the_same_tokens(gpt2: Json, name: str, times: int) -> None:
     tokens = [
         {"content": "<é>"},
         {"content": ">a", "normalized": True},
@@ -283,9 +284,8 @@ def test_normalized_texts_give_the_same_tokens(gpt2: Json, name: str) -> None:
         "\uff76",
         "\uff9e",
     ]
-    texts = random_texts(500, seed=7) + random_texts(
-        700, seed=8, atoms=[*marks, "ﬁ", "Å", "<e\u0301>"]
-    )
+    texts = random_texts(500 * times, seed=7)
+    texts += random_texts(700 * times, seed=8, atoms=[*marks, "ﬁ", "Å", "<e\u0301>"])
     assert encode(texts) == reference(texts)
 
 

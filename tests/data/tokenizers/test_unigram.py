@@ -59,11 +59,12 @@ def unigram(rule: str, *, byte_fallback: bool = False) -> Any:
     return tokenizer
 
 
-def check(tokenizer: Any, *, count: int = 600) -> None:
+def check(tokenizer: Any, *, times: int, count: int = 600) -> None:
     """Compare the tokens of random texts, also from the cache."""
     reason, encode = encoders(tokenizer.to_str().encode(), "tokenizers")
     assert reason == ""
-    texts = random_texts(count, seed=11) + random_texts(count, seed=12, atoms=ATOMS)
+    texts = random_texts(count * times, seed=11)
+    texts += random_texts(count * times, seed=12, atoms=ATOMS)
     encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
     expected = [encoding.ids for encoding in encodings]
     assert encode(texts) == expected
@@ -72,32 +73,32 @@ def check(tokenizer: Any, *, count: int = 600) -> None:
 
 @pytest.mark.parametrize("byte_fallback", [False, True])
 @pytest.mark.parametrize("rule", ["nmt_nfkc", "nmt_nfkc_cf", "identity"])
-def test_words_of_t5_give_the_same_tokens(rule: str, byte_fallback: bool) -> None:
-    check(unigram(rule, byte_fallback=byte_fallback))
+def test_words_of_t5_give_the_same_tokens(rule: str, byte_fallback: bool, times: int) -> None:
+    check(unigram(rule, byte_fallback=byte_fallback), times=times)
 
 
-def test_albert_normalizes_words_in_several_steps() -> None:
+def test_albert_normalizes_words_in_several_steps(times: int) -> None:
     tokenizer = unigram("nmt_nfkc")
     steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"'), normalizers.NFKD()]
     steps += [normalizers.StripAccents(), normalizers.Lowercase(), tokenizer.normalizer]
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(Regex(" {2,}"), " ")])
-    check(tokenizer)
+    check(tokenizer, times=times)
 
 
 @pytest.mark.parametrize("left", [False, True])
-def test_stripped_text_gives_the_same_tokens(left: bool) -> None:
+def test_stripped_text_gives_the_same_tokens(left: bool, times: int) -> None:
     tokenizer = unigram("nmt_nfkc")
     strip = normalizers.Strip(left=left, right=True)
     tokenizer.normalizer = normalizers.Sequence([strip, tokenizer.normalizer])
-    check(tokenizer, count=500)
+    check(tokenizer, times=times, count=500)
 
 
 @pytest.mark.parametrize("scheme", ["always", "first", "never"])
-def test_text_of_marked_spaces_gives_the_same_tokens(scheme: str) -> None:
+def test_text_of_marked_spaces_gives_the_same_tokens(scheme: str, times: int) -> None:
     tokenizer = unigram("identity", byte_fallback=True)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
     tokenizer.normalizer = normalizers.NFKC()
-    check(tokenizer)
+    check(tokenizer, times=times)
 
 
 @pytest.mark.grid
@@ -124,7 +125,7 @@ def test_equal_scores_and_unknown_text_give_the_same_tokens() -> None:
     ]
 
 
-def test_bytes_give_the_same_tokens() -> None:
+def test_bytes_give_the_same_tokens(times: int) -> None:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = ["th", "the", "Ġthe", "Ġ", "ÃŃ", "ing", "e", "日"]
     pieces = [(text, -float(n % 7) - 1) for n, text in enumerate(dict.fromkeys(alphabet + words))]
@@ -132,7 +133,7 @@ def test_bytes_give_the_same_tokens() -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.add_special_tokens(["<q>"])
-    check(tokenizer)
+    check(tokenizer, times=times)
 
 
 def test_models_that_are_not_exact_are_refused() -> None:

@@ -208,7 +208,6 @@ def _ranks(normalize: Normalize, forms: list[str]) -> NDArray[np.uint8]:
     return of_all_points(np.array([ranks.get(text, 0) for text in CHARACTERS], np.uint8))
 
 
-@cache
 def _decomposed(before: str = "") -> list[str]:
     """NFD of each of CHARACTERS after a text."""
     return normal_forms(_function(_NFD), [before + text for text in CHARACTERS])
