@@ -193,7 +193,8 @@ class Server:
             os.setpgid(pid, pid)
         if pid:
             self._clients[pid] = client
-            self._groups |= {pid} if program in self._grouped else set()
+            # A process may have the number of one that has ended.
+            (self._groups.add if program in self._grouped else self._groups.discard)(pid)
             self._selector.register(client, selectors.EVENT_READ, pid)
             for file in files:
                 os.close(file)
