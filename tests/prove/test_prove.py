@@ -114,7 +114,7 @@ def test_a_config_is_proved_before_its_data_exist(
     assert third.startswith("proved: planned: tensor 2 × context 1 × pipeline 2 × data 2 = 8 ranks")
     assert third.endswith(" in one process, in fp32 and bf16")
     assert rest[:2] == [
-        "planned: now its pipeline of 4 ranks, without other parallelism",
+        "planned: now its pipeline of 4 ranks and data parallelism alone",
         "proving: planned: 8 ranks, in fp32",
     ]
     (last,) = rest[2:]

@@ -19,12 +19,15 @@ from tokamake.data.tokenizers._fast_encoder import FastEncoder, refusal
 Json = dict[str, Any]
 Encode = Callable[[list[str]], list[list[int]]]
 _GROUPS_PER_CALL = 64
+_EDGE = 256
+_EDGES = {(plane << 16) + low for plane in range(18) for low in range(-_EDGE, _EDGE)}
 ASSIGNED_POINTS = [
     point
-    for point in (*range(0x40000), *range(0xE0000, 0xE1000), *range(0x10FF00, 0x110000))
-    if not 0xD800 <= point < 0xE000
+    for point in range(0x110000)
+    if (point < 0x40000 or 0xE0000 <= point < 0xE1000 or point in _EDGES)
+    and not 0xD800 <= point < 0xE000
 ]
-"""Code points of all planes that have characters, and the last ones; others are all alike."""
+"""Code points of all planes that have characters, and both ends of the others."""
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _SPACE_RUNS = r"\s*[\r\n]+|\s+(?!\S)|\s+"

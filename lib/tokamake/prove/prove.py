@@ -43,7 +43,8 @@ def prove(
             checkpoint is on another machine; default: as the config says.
         most_ranks: Ranks that it may start on this machine. If the layout needs more, it shortens
             the pipeline, and then divides the experts among fewer ranks. After that, it proves the
-            whole pipeline in fp32, without tensor, context and expert parallelism.
+            whole pipeline in fp32, without tensor, context and expert parallelism, if these ranks
+            are enough.
     """
     from tokamake.prove.planned_runs import read_any
     from tokamake.runtime.process_group import joined
@@ -99,7 +100,7 @@ def _prove_here(run: "Run", *, most_ranks: int) -> bool:
             flush=True,
         )
         return failed
-    print(f"{run.run}: now its pipeline of {own} ranks, without other parallelism", flush=True)
+    print(f"{run.run}: now its pipeline of {own} ranks and data parallelism alone", flush=True)
     return _prove_layout(alone, precisions=["fp32"]) or failed
 
 

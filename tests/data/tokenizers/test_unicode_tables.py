@@ -20,7 +20,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder of tables, which has no files yet."""
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     unicode_tables._folder.cache_clear()
-    yield unicode_tables._folder()
+    folder = unicode_tables._folder()
+    assert folder is not None
+    yield folder
     unicode_tables._folder.cache_clear()
 
 
@@ -72,6 +74,17 @@ def test_a_cache_that_cannot_be_written_changes_nothing(cache: Path) -> None:
     cache.parent.parent.mkdir()
     cache.parent.write_text("a file in place of the folder")
     assert np.array_equal(kept("sevens", lambda: TABLE), TABLE)
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless(_: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    unicode_tables._folder.cache_clear()
+    for _ in range(2):
+        assert np.array_equal(kept("sevens", lambda: TABLE), TABLE)
+    assert unicode_tables._folder() is None
 
 
 def test_another_version_has_other_tables(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

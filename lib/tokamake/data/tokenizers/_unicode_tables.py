@@ -1,8 +1,8 @@
 """Tables of Unicode that the installed package `tokenizers` gives, kept in files of the cache.
 
-To ask the package about 270,000 characters takes a third of a tokenizer's start. A table belongs to
-one build of the package, and to the code that asks. If its file is damaged or cannot be written,
-the package is asked again.
+To ask the package about 270,000 characters takes up to a third of a tokenizer's start. A table
+belongs to one build of the package, and to the code that asks. If its file is damaged or cannot be
+written, the package is asked again.
 """
 
 import hashlib
@@ -25,7 +25,9 @@ _CODE = ("_patterns.py", "_normalization.py")
 
 def kept(name: str, make: Callable[[], Flags]) -> Flags:
     """(n,) the table with a name: from its file, or from `make`, which writes the file."""
-    path = _folder() / hashlib.sha256(name.encode()).hexdigest()
+    if (folder := _folder()) is None:
+        return make()
+    path = folder / hashlib.sha256(name.encode()).hexdigest()
     with suppress(OSError, ValueError):
         return _table(path.read_bytes(), name)
     table = make()
@@ -53,13 +55,19 @@ def _table(content: bytes, name: str) -> Flags:
 
 
 @cache
-def _folder() -> Path:
-    """Folder of the tables of this build of the package and of this code."""
+def _folder() -> Path | None:
+    """Folder of the tables of this build of the package and of this code; None: there is no place.
+
+    A user in a container may have no home.
+    """
     import tokenizers
 
-    build = Path(sys.modules["tokenizers.tokenizers"].__file__ or "").stat()
-    own = [Path(__file__).with_name(name).read_bytes() for name in _CODE]
-    facts = repr((build.st_size, build.st_mtime_ns, np.version.version, own))
+    try:
+        build = Path(sys.modules["tokenizers.tokenizers"].__file__ or "").stat()
+        own = [Path(__file__).with_name(name).read_bytes() for name in _CODE]
+        cache_of_user = cache_folder()
+    except (OSError, RuntimeError):
+        return None
+    facts = repr((build.st_size, build.st_mtime_ns, own))
     fingerprint = hashlib.sha256(facts.encode()).hexdigest()[:16]
-    name = f"tokenizers-{tokenizers.__version__}-{fingerprint}"
-    return cache_folder() / "tokamake" / "unicode" / name
+    return cache_of_user / f"tokamake/unicode/tokenizers-{tokenizers.__version__}-{fingerprint}"
