@@ -60,19 +60,22 @@ class ObjectiveBase(ABC):
 
     Attributes:
         metrics: names of the results of `measure`, in the records of validations.
-        has_sample_labels: whether samples have labels of their own, beside tokens.
         compares_samples: whether losses compare all samples of a step. Then validations take the
             micro batches of a step together, as training does.
     """
 
     metrics: tuple[str, ...] = ()
-    has_sample_labels = False
     compares_samples = False
 
     def __init__(self, run: Run, mesh: Mesh = SINGLE_RANK, *, device: torch.device = _CPU) -> None:
         self.run, self.mesh, self.device = run, mesh, device
 
     # ---- From samples to a micro batch ----
+
+    @property
+    def has_sample_labels(self) -> bool:
+        """Whether samples have labels of their own, beside tokens."""
+        return False
 
     @abstractmethod
     def collate(self, rows: Any) -> HostBatch:

@@ -45,7 +45,8 @@ from tokamake.train.objectives._base import objective_class
 from tokamake.train.objectives.masked.rows import MaskedRows, masked_rows
 
 CPU = torch.device("cpu")
-ARCHITECTURE = bert(vocab_size=121, max_position_embeddings=32, num_hidden_layers=4)
+SHAPE = {"vocab_size": 121, "max_position_embeddings": 32, "num_hidden_layers": 4}
+ARCHITECTURE = bert(**SHAPE)
 LENGTH = 16
 FULL = {"recompute_granularity": "full"}
 PACKED = {"pack_samples": True, "micro_batch_size": 8}
@@ -177,6 +178,21 @@ def test_a_batch_without_masked_tokens_has_the_loss_of_the_order_alone(run: Run)
     for norm, held_out in spawn(without_labels, 2, laid_out(run, {"micro_batch_size": 4})):
         assert 0 < norm < float("inf")
         assert 0 < held_out < float("inf")
+
+
+@pytest.mark.usefixtures("lone_rank")
+def test_a_batch_without_masked_tokens_has_no_loss_without_a_head(run: Run, tmp_path: Path) -> None:
+    headless = bert(**(SHAPE | {"sentence_order_head": False}))
+    tensors = tensors_of(reference(headless))
+    write_start(tmp_path / "bert", headless, from_hf(headless, tensors))
+    changed = {"architecture": headless, "checkpoint": tmp_path / "bert/global_step0"}
+    settings = {"masking": {"sentence_order": False}, "micro_batch_size": SIZE}
+    engine = build(laid_out(run.model_copy(update=changed), settings))
+    rows = samples_of(0)
+    rows.labels[:] = -100
+    result = engine.train_step([rows], learning_rate=0.01, weight_decay=0.1)
+    assert (result.loss, result.has_labels) == (0, False)
+    assert engine.validate(iter([rows])).loss is None
 
 
 def records_of(samples: MaskedRows) -> Any:

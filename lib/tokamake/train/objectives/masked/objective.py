@@ -22,14 +22,18 @@ class Objective(ObjectiveBase):
     """Rows are records of the loader, or `MaskedRows`."""
 
     metrics = ("token_accuracy", "sample_accuracy")
-    has_sample_labels = True
+
+    @property
+    def has_sample_labels(self) -> bool:
+        """Whether the model has a head for the order of sentences; `check_model` compares both."""
+        return self.run.train.masking.sentence_order
 
     def collate(self, rows: Any) -> HostBatch:
         """Hide padding; with `train.pack_samples`, samples share rows."""
         rows = _with_fields(rows)
         inputs = rows.packed_inputs() if self.run.train.pack_samples else rows.inputs()
         batch = labeled_batch(inputs, rows.labels, in_rows=self.needs_label_rows)
-        return batch._replace(sample_labels=rows.is_random)
+        return batch._replace(sample_labels=rows.is_random if self.has_sample_labels else None)
 
     def label_shape(self, rows: Any) -> tuple[int, int]:
         """Samples and tokens."""
