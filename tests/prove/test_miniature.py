@@ -114,13 +114,25 @@ def test_a_long_pipeline_is_shortened_to_the_ranks_of_a_machine() -> None:
     assert SHAPE["vocab_size"] % 2
 
 
-def test_a_pipeline_alone_keeps_its_layers_and_can_start() -> None:
-    layout = parallel(tp=2, cp=2, pp=4, sp=True, layers=(7, 9, 9, 7))
-    runs = {8: large("llama3-8b", **layout), 4: large("qwen3-30b-a3b", **parallel(pp=4, ep=4))}
-    for layers, run in runs.items():
-        alone = with_pipeline_alone(run)
-        assert num_ranks(alone) == 8
-        tiny = miniature(alone, 8, precision="fp32")
-        check_run(tiny, index=None, world_size=8, device=torch.device("cpu"))
-        assert tiny.train.parallel.pipeline_parallel_size == 4
-        assert tiny.architecture.num_hidden_layers == layers
+@pytest.mark.parametrize(
+    ("run", "layers", "world_size"),
+    [
+        (large("llama3-8b", **parallel(tp=2, cp=2, pp=4, sp=True, layers=(7, 9, 9, 7))), 8, 8),
+        (large("qwen3-30b-a3b", **parallel(pp=4, ep=4)), 4, 8),
+        (large("llama3-8b", **parallel(tp=8, pp=4, schedule="zbv", vpp=2)), 8, 8),
+        (large("llama3-8b", **parallel(tp=4, pp=4, replicas=4), zero_stage=1), 4, 16),
+        (large("bert-base", objective="masked", sequence_length=512, **parallel(tp=2, pp=4)), 4, 8),
+    ],
+)
+def test_a_pipeline_alone_keeps_its_layers_and_can_start(
+    run: Run, layers: int, world_size: int
+) -> None:
+    alone = with_pipeline_alone(run)
+    assert num_ranks(alone) == world_size
+    tiny = miniature(alone, world_size, precision="fp32")
+    check_run(tiny, index=None, world_size=world_size, device=torch.device("cpu"))
+    own, of_run = tiny.train.parallel, run.train.parallel
+    assert own.pipeline_parallel_size == 4
+    for name in ("pipeline_schedule", "virtual_pipeline_size"):
+        assert getattr(own, name) == getattr(of_run, name)
+    assert tiny.architecture.num_hidden_layers == layers
