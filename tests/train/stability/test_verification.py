@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -140,30 +141,44 @@ def flip(engine: Any, module: torch.nn.Module, kind: str, *, call: int) -> Itera
         weight.copy_(flipped(weight))
 
 
-def products(engine: Any) -> list[torch.nn.Module]:
-    """Innermost modules with parameters, whose outputs are products of this rank."""
-    modules = [each for stage in engine.stages.modules.values() for each in stage.modules()]
-    return [each for each in modules if not [*each.children()] and [*each.parameters()]]
+def products(engine: Any, *, of_each_kind: bool = False) -> list[torch.nn.Module]:
+    """Innermost modules with parameters, whose outputs are products of this rank.
+
+    Args:
+        of_each_kind: only the last one of modules that differ by numbers in their names alone, such
+            as a layer's.
+    """
+    named = [each for stage in engine.stages.modules.values() for each in stage.named_modules()]
+    innermost = [
+        (name, module)
+        for name, module in named
+        if not [*module.children()] and [*module.parameters()]
+    ]
+    if of_each_kind:
+        return [*{re.sub(r"\d+", "", name): module for name, module in innermost}.values()]
+    return [module for _, module in innermost]
 
 
 def found(layout: tuple[str, Values], faulty: Path, *, everywhere: bool) -> dict[str, str]:
     """Errors of checks on healthy ranks, and of checks in which one rank flips a bit.
 
-    On many ranks, those that have the same module flip an output or a gradient in turn.
+    On many ranks, those that have the same module flip it in turn, an output or a gradient.
     """
     os.environ[errors.FAULTY_HOSTS_VARIABLE] = str(faulty)
     engine, texts = engine_of(*layout), {}
     state, before = torch.get_rng_state(), weights(engine)
     texts["no flip"] = check(engine, 1)
     for rank in range(dist.get_world_size()):
-        modules = products(engine)
+        modules = products(engine, of_each_kind=everywhere)
         numbers = range(len(modules)) if everywhere else (len(modules) // 2,)
         most = torch.tensor(len(numbers))
         dist.all_reduce(most, dist.ReduceOp.MAX)  # stages may have different modules
         both = ("output", "gradient")
         kinds = [*product(range(int(most)), both)]
-        if dist.get_world_size() > 2:
-            kinds = [(index, both[(index + rank.bit_count()) % 2]) for index in range(int(most))]
+        if (size := dist.get_world_size()) > 2:
+            turns = size // 2 if everywhere else 1
+            own = range(rank % turns, int(most), turns)
+            kinds = [(index, both[(index + rank.bit_count()) % 2]) for index in own]
         if type(engine).__module__.endswith("native"):  # DeepSpeed keeps weights elsewhere
             kinds.append((0, "weight"))
         for index, kind in kinds:
@@ -205,7 +220,7 @@ def assert_each_flip_names_its_host(
     # Some outputs are unused, such as scores that a router only returns.
     seen = {name: text for name, text in first.items() if text or not everywhere}
     assert len(seen) > 0.75 * len(first)
-    is_sure = layout[1].get("backend") != "deepspeed" or layout[1]["zero_stage"] < 3
+    is_sure = layout[1].get("backend") != "deepspeed" or layout[1].get("zero_stage", 0) < 3
     cause = "; a processor or memory there" if is_sure else ", or gathered other weights from the "
     for name, text in seen.items():
         rank = name.split()[0]
