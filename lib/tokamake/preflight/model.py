@@ -69,6 +69,7 @@ def check_layout(train: TrainSettings, architecture: Architecture) -> None:
             f"train.router: has no effect: family {architecture.family} has no routers; remove it"
         )
     _check_further_tokens(train, architecture)
+    _check_recomputed_experts(train, architecture)
     usual = RouterSettings().bias_update_rate
     if train.router.bias_update_rate != usual and not architecture.has_router_biases:
         raise UserError(
@@ -99,6 +100,26 @@ def _check_further_tokens(train: TrainSettings, architecture: Architecture) -> N
             f"train.parallel.pipeline_schedule: {parallel.pipeline_schedule}: computes gradients "
             "of weights late, which is impossible for layers that predict further tokens; use "
             f"interleaved_1f1b, {remedy}"
+        )
+
+
+def _check_recomputed_experts(train: TrainSettings, architecture: Architecture) -> None:
+    """Check that ranks with other tokens recompute experts as often as each other.
+
+    Gradients of weights that are computed late recompute a layer once for each group of weights in
+    the graph, and an expert without tokens is not in it. In such a second pass, ranks exchange
+    tokens, keys or values, and would get those of another micro batch.
+    """
+    parallel = train.parallel
+    exchanges = max(parallel.expert_parallel_size, parallel.context_parallel_size) > 1
+    splits = parallel.pipeline_parallel_size > 1 and parallel.pipeline_schedule in SPLIT_BACKWARD
+    recomputes = train.recompute_granularity != "none"
+    if architecture.has_routers and exchanges and splits and recomputes:
+        raise UserError(
+            f"train.recompute_granularity: {train.recompute_granularity}: ranks would exchange "
+            "tokens of different micro batches, because pipeline_schedule "
+            f"{parallel.pipeline_schedule} computes gradients of weights late and ranks have "
+            "different experts in use; set it to none, or use interleaved_1f1b"
         )
 
 
