@@ -58,6 +58,11 @@ class ParallelSettings(Settings):
     def num_stages(self) -> int:
         return self.pipeline_parallel_size * self.virtual_pipeline_size
 
+    @property
+    def splits_backward(self) -> bool:
+        """Whether the schedule computes gradients of weights later than those of inputs."""
+        return self.pipeline_parallel_size > 1 and self.pipeline_schedule in SPLIT_BACKWARD
+
     def stages_of_rank(self, rank: int) -> list[int]:
         """Stages of a pipeline rank."""
         schedule, ranks = self.pipeline_schedule, self.pipeline_parallel_size

@@ -8,7 +8,6 @@ from pydantic import ValidationInfo, create_model, model_validator
 from tokamake import plugins
 from tokamake.config.batching import BatchSizes, Rampup
 from tokamake.config.objective import SECTIONS, check_sections, objective_data, section_fields
-from tokamake.config.parallel import SPLIT_BACKWARD
 from tokamake.config.schedule import Span, check_schedule
 from tokamake.config.train_fields import TrainFields
 from tokamake.config.train_sections import LossScalingSettings
@@ -102,8 +101,7 @@ class TrainSettings(_AllFields):
             ValueError: the message begins with the setting.
         """
         parallel = self.parallel
-        is_split = parallel.pipeline_schedule in SPLIT_BACKWARD
-        if is_split and parallel.pipeline_parallel_size > 1 and self.precision in ("bf16", "fp16"):
+        if parallel.splits_backward and self.precision in ("bf16", "fp16"):
             raise ValueError(
                 f"parallel.pipeline_schedule: {parallel.pipeline_schedule}: would add up gradients "
                 f"in {self.precision}; use interleaved_1f1b, or set precision to fp32"
@@ -188,9 +186,7 @@ class TrainSettings(_AllFields):
 
     def _check_split_backward(self) -> None:
         schedule = self.parallel.pipeline_schedule
-        if self.parallel.pipeline_parallel_size == 1 or schedule not in SPLIT_BACKWARD:
-            return
-        if self.recompute_granularity == "selective":
+        if self.parallel.splits_backward and self.recompute_granularity == "selective":
             # torch recomputes once per backward pass, but these schedules have two.
             raise ValueError(
                 "recompute_granularity: selective: saved activations would be freed too early, "
@@ -216,7 +212,7 @@ class TrainSettings(_AllFields):
                 "compile to false, or recompute_granularity to full or none"
             )
         schedule = self.parallel.pipeline_schedule
-        if self.parallel.pipeline_parallel_size > 1 and schedule in SPLIT_BACKWARD:
+        if self.parallel.splits_backward:
             # Compiled backward passes free buffers that the second half needs.
             raise ValueError(
                 "compile: true: gradients would be wrong, because pipeline_schedule "

@@ -23,6 +23,7 @@ from torch.distributed.pipelining.schedules import (
 
 from tokamake.config.parallel import rank_of_stage
 from tokamake.parallel.axis import Axis
+from tokamake.parallel.recomputation import backward_part
 
 _SCHEDULES: dict[str, Any] = {
     "gpipe": ScheduleGPipe,
@@ -31,6 +32,18 @@ _SCHEDULES: dict[str, Any] = {
     "interleaved_zero_bubble": ScheduleInterleavedZeroBubble,
     "zbv": ScheduleZBVZeroBubble,
 }
+
+
+class _Stage(PipelineStage):
+    """A stage that computes its activations again once for each part of a backward pass."""
+
+    def backward_one_chunk(self, *args: Any, **options: Any) -> None:
+        with backward_part():
+            super().backward_one_chunk(*args, **options)
+
+    def backward_weight_one_chunk(self, *args: Any, **options: Any) -> None:
+        with backward_part():
+            super().backward_weight_one_chunk(*args, **options)
 
 
 class Pipeline:
@@ -49,7 +62,7 @@ class Pipeline:
         assert axis.group is not None
         self._modules, self._num_stages, self._axis = stages, num_stages, axis
         self._stages = [
-            PipelineStage(module, number, num_stages, device, group=axis.group)
+            _Stage(module, number, num_stages, device, group=axis.group)
             for number, module in stages.items()
         ]
         self._schedule, self._loss, self._schedules = schedule, loss, dict[int, Any]()

@@ -4,7 +4,6 @@ from tokamake import plugins
 from tokamake.config.architecture import Architecture
 from tokamake.config.families import FAMILIES, objectives
 from tokamake.config.objective import objective_data
-from tokamake.config.parallel import SPLIT_BACKWARD
 from tokamake.config.train_sections import MTPSettings, RouterSettings
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
@@ -95,7 +94,7 @@ def _check_further_tokens(train: TrainSettings, architecture: Architecture) -> N
             f"optimizer, {remedy}"
         )
     parallel = train.parallel
-    if parallel.pipeline_parallel_size > 1 and parallel.pipeline_schedule in SPLIT_BACKWARD:
+    if parallel.splits_backward:
         raise UserError(
             f"train.parallel.pipeline_schedule: {parallel.pipeline_schedule}: computes gradients "
             "of weights late, which is impossible for layers that predict further tokens; use "
@@ -106,15 +105,14 @@ def _check_further_tokens(train: TrainSettings, architecture: Architecture) -> N
 def _check_recomputed_experts(train: TrainSettings, architecture: Architecture) -> None:
     """Check that ranks with other tokens recompute experts as often as each other.
 
-    Gradients of weights that are computed late recompute a layer once for each group of weights in
-    the graph, and an expert without tokens is not in it. In such a second pass, ranks exchange
-    tokens, keys or values, and would get those of another micro batch.
+    Ranks exchange tokens, keys or values when they compute a layer again. Where gradients of
+    weights are computed late, an expert without tokens is not in the graph, and so ranks may not do
+    it for the same micro batch at the same time.
     """
     parallel = train.parallel
     exchanges = max(parallel.expert_parallel_size, parallel.context_parallel_size) > 1
-    splits = parallel.pipeline_parallel_size > 1 and parallel.pipeline_schedule in SPLIT_BACKWARD
     recomputes = train.recompute_granularity != "none"
-    if architecture.has_routers and exchanges and splits and recomputes:
+    if architecture.has_routers and exchanges and parallel.splits_backward and recomputes:
         raise UserError(
             f"train.recompute_granularity: {train.recompute_granularity}: ranks would exchange "
             "tokens of different micro batches, because pipeline_schedule "

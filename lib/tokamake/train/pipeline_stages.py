@@ -109,10 +109,10 @@ class PipelineStages:
     def _prepare(self, module: Any, device: torch.device) -> list[ParameterChunk]:
         """Set up recomputation, compilation and sharding of a stage; allocate its weights."""
         train = self._train
-        granularity, method = train.recompute_granularity, train.recompute_method
+        sizes = train.recompute_method, train.recompute_num_layers, train.parallel.splits_backward
         if any(train.dropout.rates) or module.has_own_dropout:
             module.dropout_rates = DropoutRates(*train.dropout.rates, self._run.seed)
-        module.set_recompute(Recompute(granularity, method, train.recompute_num_layers))
+        module.set_recompute(Recompute(train.recompute_granularity, *sizes))
         placed, saved_names = placements(module), module.saved_names()
         if train.compile:
             for layer in module.blocks:

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import (
     create_selective_checkpoint_contexts,
 )
 
+from tokamake.parallel import recomputation
 from tokamake.runtime.torch_internals import (
     attention_operators,
     grouped_product,
@@ -36,6 +37,8 @@ class Recompute:
     """For `full`: all layers in groups of `num_layers`, or the first `num_layers` of a stage."""
     num_layers: int = 1
     """See `method`."""
+    in_parts: bool = False
+    """For `full`: whether backward passes have two parts, as in zero-bubble schedules."""
 
 
 NONE = Recompute()
@@ -49,11 +52,13 @@ def run(
     if not torch.is_grad_enabled() or recompute.granularity == "none":
         return _forward(layers, x, *inputs)
     # Masks of dropout follow from counters, so no random generator needs its state back.
-    call = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    call: Callable[..., Any] = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
     if recompute.granularity == "selective":
         for layer in layers:
             x = call(layer, x, *inputs, context_fn=partial(_contexts, layer))
         return x
+    if recompute.in_parts:
+        call = recomputation.checkpoint
     if recompute.method == "uniform":
         return _by_groups(layers, recompute.num_layers, call, x, *inputs)
     x = _by_groups(layers[: recompute.num_layers], 1, call, x, *inputs)

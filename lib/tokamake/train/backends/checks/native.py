@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from tokamake.config.parallel import SPLIT_BACKWARD
-
 if TYPE_CHECKING:
     from tokamake.config.training import TrainSettings
 
@@ -18,8 +16,7 @@ def check_settings(train: "TrainSettings") -> None:
             "or remove them"
         )
     schedule = train.parallel.pipeline_schedule
-    splits = train.parallel.pipeline_parallel_size > 1 and schedule in SPLIT_BACKWARD
-    if splits and train.zero_stage == 3:
+    if train.parallel.splits_backward and train.zero_stage == 3:
         # FSDP2 reshards weights before their gradients are computed, without an error.
         raise ValueError(
             f"zero_stage: 3: gradients would be wrong, because pipeline_schedule {schedule} "
