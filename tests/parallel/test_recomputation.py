@@ -12,8 +12,8 @@ from tokamake.parallel import recomputation
 from tokamake.parallel.recomputation import backward_part, checkpoint
 
 
-class Layer:
-    """A function with two weights, which counts its calls."""
+class CountedLayer:
+    """A function with two weights that counts its calls."""
 
     def __init__(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
@@ -27,13 +27,13 @@ class Layer:
         return torch.tanh(torch.sin(x @ self.first) @ self.second)
 
 
-def through(layers: list[Layer], x: Tensor, *, recomputes: bool) -> Tensor:
+def through(layers: list[CountedLayer], x: Tensor, *, recomputes: bool) -> Tensor:
     for layer in layers:
         x = checkpoint(layer, x) if recomputes else layer(x)
     return x
 
 
-def gradients(layers: list[Layer], *, recomputes: bool) -> list[Tensor]:
+def gradients(layers: list[CountedLayer], *, recomputes: bool) -> list[Tensor]:
     """Gradients of the input, then of each weight, by a call of the engine for each."""
     x = torch.randn(3, 5, generator=torch.Generator().manual_seed(9)).requires_grad_()
     total = through(layers, x, recomputes=recomputes).square().sum()
@@ -47,17 +47,19 @@ def gradients(layers: list[Layer], *, recomputes: bool) -> list[Tensor]:
 
 
 def test_a_layer_is_computed_once_in_each_part() -> None:
-    (layer,) = layers = [Layer(1)]
+    (layer,) = layers = [CountedLayer(1)]
     assert all(
         map(
-            torch.equal, gradients(layers, recomputes=True), gradients([Layer(1)], recomputes=False)
+            torch.equal,
+            gradients(layers, recomputes=True),
+            gradients([CountedLayer(1)], recomputes=False),
         )
     )
     assert layer.calls == 3
 
 
 def test_layers_hold_their_tensors_one_after_the_other() -> None:
-    layers = [Layer(number) for number in range(3)]
+    layers = [CountedLayer(number) for number in range(3)]
     x = torch.linspace(-1, 1, 15).view(3, 5).requires_grad_()
     total = through(layers, x, recomputes=True).sum()
     with backward_part():
