@@ -34,7 +34,7 @@ _SCHEDULES: dict[str, Any] = {
 }
 
 
-class _Stage(PipelineStage):
+class _RecomputingStage(PipelineStage):
     """A stage that computes its activations again once for each part of a backward pass."""
 
     def backward_one_chunk(self, *args: Any, **options: Any) -> None:
@@ -62,7 +62,7 @@ class Pipeline:
         assert axis.group is not None
         self._modules, self._num_stages, self._axis = stages, num_stages, axis
         self._stages = [
-            _Stage(module, number, num_stages, device, group=axis.group)
+            _RecomputingStage(module, number, num_stages, device, group=axis.group)
             for number, module in stages.items()
         ]
         self._schedule, self._loss, self._schedules = schedule, loss, dict[int, Any]()
