@@ -8,6 +8,7 @@ import yaml
 
 from tokamake.config.architecture_files import read_architecture
 from tokamake.config.finetune import FinetuneSettings, FinetuneTask
+from tokamake.config.resolved_run import write_run
 from tokamake.config.training import TrainSettings
 from tokamake.errors import UserError
 from tokamake.finetune.finetune_run import FinetuneRun, write_finetune_run
@@ -100,3 +101,36 @@ def test_mistakes_are_one_line(tmp_path: Path, text: str, name: str | None, mess
     with pytest.raises(UserError, match=message) as caught:
         read_any(write(tmp_path, text), name)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        (
+            "{finetune: true, parallel: {tensor_parallel_size: 3}}",
+            "tensor_parallel_size: 3: does not divide 4 .att",
+        ),
+        (
+            "{finetune: true, parallel: {pipeline_parallel_size: 33}}",
+            "pipeline_parallel_size: 33: ",
+        ),
+        (
+            "{finetune: true, sequence_length: 100000}",
+            "100000: more than the .* max_position_embeddings of .*tiny",
+        ),
+    ],
+)
+def test_a_layout_that_the_model_itself_cannot_have_is_refused(
+    tmp_path: Path, train: str, message: str
+) -> None:
+    path = write(tmp_path, f"run: planned\nmodel: {{checkpoint: elsewhere}}\ntrain: {train}\n")
+    with pytest.raises(UserError, match=message):
+        read_any(path, None, architecture=MODEL)
+
+
+def test_a_run_yaml_has_one_run(tmp_path: Path) -> None:
+    (run,) = read_any(write(tmp_path, CONFIG), None)
+    write_run(tmp_path / "run.yaml", run)
+    assert read_any(tmp_path / "run.yaml", "planned")
+    with pytest.raises(UserError, match=r"--run other: .*run\.yaml is of planned; leave --run out"):
+        read_any(tmp_path / "run.yaml", "other")

@@ -6,6 +6,7 @@ from shlex import quote
 
 from tokamake.config.architecture import Architecture
 from tokamake.config.architecture_files import read_architecture
+from tokamake.config.finetune import TaskRun
 from tokamake.config.resolved_run import ResolvedTrainSettings, Run, read_run
 from tokamake.config.root import Config
 from tokamake.config.runs import NamedRun, read_runs
@@ -14,6 +15,7 @@ from tokamake.errors import UserError, choice
 from tokamake.finetune.finetune_run import FinetuneRun, read_finetune_run
 from tokamake.preflight.finetune import finetuned_architecture
 from tokamake.preflight.initial_models import check_initial_models
+from tokamake.preflight.model import check_layout_and_length
 from tokamake.remote.hub_models import unfetched
 
 _ROWS = 1000
@@ -29,18 +31,27 @@ def read_any(path: Path, name: str | None, *, architecture: Path | None = None) 
     """
     content = read_yaml(path, "give a run.yaml or a config of the workflow")
     if isinstance(content, dict) and content.keys() & {"architecture", "index", "output"}:
-        return [_resolved(path, architecture, finetunes="finetune" in content)]
+        run = _resolved(path, architecture, finetunes="finetune" in content)
+        if name not in (None, run.run):
+            raise UserError(f"--run {quote(name or '')}: {path} is of {run.run}; leave --run out")
+        return [_checked(run, architecture or path)]
     named = read_runs(content or {}, str(path))
     if name is not None and name not in named:
         raise UserError(f"--run {quote(name)}: not in {path}; {choice(name, [*named])}")
-    if architecture is not None:
-        models = dict.fromkeys(named, read_architecture(architecture))
-    else:
-        _check_checkpoints(named)
-        initial = check_initial_models(named, is_main_process=True)
-        models = {name: each.architecture for name, each in initial.items()}
     chosen = [*named] if name is None else [name]
-    return [_planned(named[each].config, models[each]) for each in chosen]
+    if architecture is not None:
+        model = read_architecture(architecture)
+        return [_checked(_planned(named[each].config, model), architecture) for each in chosen]
+    _check_checkpoints(named)
+    initial = check_initial_models(named, is_main_process=True)
+    return [_planned(named[each].config, initial[each].architecture) for each in chosen]
+
+
+def _checked(run: Run, source: Path) -> Run:
+    """Check that a layout divides the run's own model, not only its miniature."""
+    if not isinstance(run, TaskRun):
+        check_layout_and_length(run.train, run.architecture, source=str(source))
+    return run
 
 
 def _resolved(path: Path, architecture: Path | None, *, finetunes: bool) -> Run:
