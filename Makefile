@@ -57,7 +57,7 @@ test: install  ## test each module, kind of layout and format, the workflow and 
 test-all: install  ## run every test: large grids of layouts, conversions and kills too
 	$(BIN)/pytest -n 4 --dist worksteal -m "not compositions" $(PYTEST_ARGS)
 
-compositions: install  ## prove random compositions with each pair of settings five times: some 40 minutes
+compositions: install  ## prove random compositions with each pair of settings five times: more than half an hour
 	$(BIN)/pytest -n 2 --dist worksteal -m compositions $(PYTEST_ARGS)
 
 faults: install  ## inject faults into stages, runs and workflows; count what survives (part of test-all)

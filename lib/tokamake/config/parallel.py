@@ -13,7 +13,7 @@ Size = Annotated[int, Field(ge=1)]
 INTERLEAVED = ("interleaved_1f1b", "interleaved_zero_bubble", "zbv")
 """Schedules with several pipeline stages per rank."""
 
-SPLIT_BACKWARD = ("interleaved_zero_bubble", "zbv")
+_SPLIT_BACKWARD = ("interleaved_zero_bubble", "zbv")
 """Schedules that compute gradients of weights later than gradients of activations."""
 
 
@@ -60,8 +60,8 @@ class ParallelSettings(Settings):
 
     @property
     def splits_backward(self) -> bool:
-        """Whether the schedule computes gradients of weights later than those of inputs."""
-        return self.pipeline_parallel_size > 1 and self.pipeline_schedule in SPLIT_BACKWARD
+        """Whether backward passes have two parts: gradients of inputs, and later of weights."""
+        return self.pipeline_parallel_size > 1 and self.pipeline_schedule in _SPLIT_BACKWARD
 
     def stages_of_rank(self, rank: int) -> list[int]:
         """Stages of a pipeline rank."""

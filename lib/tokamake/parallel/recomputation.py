@@ -7,6 +7,7 @@ of weights: a layer would be computed again about ten times. Here, it is once fo
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 import torch
@@ -28,18 +29,22 @@ class _Frame:
 
     def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
         self._function, self._arguments = function, arguments
-        self._number, self._tensors = 0, list[Tensor]()
+        self._forms, self._tensors = list[str](), list[Tensor]()
 
-    def save(self, _: Tensor) -> int:
+    def save(self, tensor: Tensor) -> int:
         """Return the place of a tensor among the saved ones."""
-        self._number += 1
-        return self._number - 1
+        self._forms.append(_form(tensor))
+        return len(self._forms) - 1
 
     def load(self, place: int) -> Tensor:
-        """Return a saved tensor; compute all again if this frame does not hold them."""
+        """Return a saved tensor; compute all again if this frame does not hold them.
+
+        Raises:
+            RuntimeError: the function has not saved tensors of the same number, shapes and dtypes.
+        """
         if not self._tensors:
             forget()
-            self._compute()
+            self._tensors = self._computed()
             _latest.append(self)
         return self._tensors[place]
 
@@ -47,12 +52,12 @@ class _Frame:
         """Free the tensors."""
         self._tensors = []
 
-    def _compute(self) -> None:
+    def _computed(self) -> list[Tensor]:
         tensors: list[Tensor] = []
 
         def keep(tensor: Tensor) -> int:
             tensors.append(tensor.detach())
-            if len(tensors) == self._number:
+            if len(tensors) == len(self._forms):
                 raise _Enough
             return len(tensors) - 1
 
@@ -61,12 +66,19 @@ class _Frame:
                 self._function(*self._arguments)
         except _Enough:
             pass
-        if len(tensors) != self._number:
+        # Ranks that exchange tokens of different micro batches have other shapes.
+        if (forms := [*map(_form, tensors)]) != self._forms:
+            pairs = zip_longest(self._forms, forms, fillvalue="none")
+            number, pair = next((n, pair) for n, pair in enumerate(pairs) if pair[0] != pair[1])
             raise RuntimeError(
-                f"a layer saved {self._number} tensors, and {len(tensors)} when it was computed "
+                f"a layer saved {pair[0]} as tensor {number}, and {pair[1]} when it was computed "
                 "again"
             )
-        self._tensors = tensors
+        return tensors
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{tensor.dtype} of shape {(*tensor.shape,)} on {tensor.device}"
 
 
 def checkpoint(function: Callable[..., Result], *arguments: Any) -> Result:

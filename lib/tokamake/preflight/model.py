@@ -105,16 +105,16 @@ def _check_further_tokens(train: TrainSettings, architecture: Architecture) -> N
 def _check_recomputed_experts(train: TrainSettings, architecture: Architecture) -> None:
     """Check that ranks with other tokens recompute experts as often as each other.
 
-    Ranks exchange tokens, keys or values when they compute a layer again. Where gradients of
-    weights are computed late, an expert without tokens is not in the graph, and so ranks may not do
-    it for the same micro batch at the same time.
+    Ranks exchange tokens, keys or values when they compute a layer again. An expert without tokens
+    is not in the graph of a rank. If gradients of weights are computed late, ranks may therefore
+    compute layers of different micro batches at the same time.
     """
     parallel = train.parallel
     exchanges = max(parallel.expert_parallel_size, parallel.context_parallel_size) > 1
     recomputes = train.recompute_granularity != "none"
     if architecture.has_routers and exchanges and parallel.splits_backward and recomputes:
         raise UserError(
-            f"train.recompute_granularity: {train.recompute_granularity}: ranks would exchange "
+            f"train.recompute_granularity: {train.recompute_granularity}: ranks could exchange "
             "tokens of different micro batches, because pipeline_schedule "
             f"{parallel.pipeline_schedule} computes gradients of weights late and ranks have "
             "different experts in use; set it to none, or use interleaved_1f1b"

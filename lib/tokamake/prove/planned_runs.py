@@ -6,7 +6,6 @@ from shlex import quote
 
 from tokamake.config.architecture import Architecture
 from tokamake.config.architecture_files import read_architecture
-from tokamake.config.finetune import TaskRun
 from tokamake.config.resolved_run import ResolvedTrainSettings, Run, read_run
 from tokamake.config.root import Config
 from tokamake.config.runs import NamedRun, read_runs
@@ -32,8 +31,8 @@ def read_any(path: Path, name: str | None, *, architecture: Path | None = None) 
     content = read_yaml(path, "give a run.yaml or a config of the workflow")
     if isinstance(content, dict) and content.keys() & {"architecture", "index", "output"}:
         run = _resolved(path, architecture, finetunes="finetune" in content)
-        if name not in (None, run.run):
-            raise UserError(f"--run {quote(name or '')}: {path} is of {run.run}; leave --run out")
+        if name is not None and name != run.run:
+            raise UserError(f"--run {quote(name)}: {path} is of {run.run}; leave --run out")
         return [_checked(run, architecture or path)]
     named = read_runs(content or {}, str(path))
     if name is not None and name not in named:
@@ -49,8 +48,7 @@ def read_any(path: Path, name: str | None, *, architecture: Path | None = None) 
 
 def _checked(run: Run, source: Path) -> Run:
     """Check that a layout divides the run's own model, not only its miniature."""
-    if not isinstance(run, TaskRun):
-        check_layout_and_length(run.train, run.architecture, source=str(source))
+    check_layout_and_length(run.train, run.architecture, source=str(source))
     return run
 
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from tokamake import plugins
 from tokamake.config.architecture import Architecture
 from tokamake.config.objective import objective_data
-from tokamake.config.parallel import SPLIT_BACKWARD
 from tokamake.config.resolved_run import Run, sample_lengths
 from tokamake.config.training import TrainSettings
 from tokamake.models.common.costs import SavedActivations, rms_norm_bytes, saved_mask_bytes
@@ -304,7 +303,7 @@ def _logit_bytes(run: Run, setup: _Setup) -> float:
     num_batches = 1
     if parallel.pipeline_parallel_size > 1 and parallel.pipeline_schedule == "gpipe":
         num_batches = setup.num_batches
-    elif parallel.pipeline_schedule in SPLIT_BACKWARD:
+    elif parallel.splits_backward:
         num_batches = min(setup.num_batches, parallel.pipeline_parallel_size)
     elif parallel.pipeline_parallel_size > 1 and parallel.pipeline_schedule == "1f1b":
         num_batches = max(1, _growing_batches(setup))
