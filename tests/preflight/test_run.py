@@ -135,26 +135,6 @@ def test_layers_that_predict_further_tokens_need_the_right_settings() -> None:
     model.check_layout(split, dense("glm4_moe", **deep))
 
 
-@pytest.mark.parametrize("schedule", ["zbv", "interleaved_zero_bubble"])
-@pytest.mark.parametrize("kind", ["expert_parallel_size", "context_parallel_size"])
-def test_experts_are_not_recomputed_for_late_gradients_of_weights(kind: str, schedule: str) -> None:
-    def check(**changes: Any) -> None:
-        train = {"recompute_granularity": "full", **changes}
-        layout = {"pipeline_parallel_size": 2, "pipeline_schedule": schedule, kind: 2}
-        layout |= {"virtual_pipeline_size": 2, **train.pop("parallel", {})}
-        model.check_layout(TrainSettings.model_validate(TRAIN | train | {"parallel": layout}), deep)
-
-    deep = Architecture(**MODEL | {"family": "mixtral", "num_hidden_layers": 4})
-    with pytest.raises(UserError, match=r"full: ranks could exchange tokens .*; set it to none"):
-        check()
-    check(recompute_granularity="none")
-    check(parallel={kind: 1})
-    check(parallel={"pipeline_schedule": "interleaved_1f1b"})
-    if kind == "context_parallel_size":
-        deep = Architecture(**MODEL | {"num_hidden_layers": 4})
-        check()
-
-
 def test_experts_are_divided_evenly() -> None:
     shape = Architecture(**MODEL | {"family": "qwen3_moe", "moe_intermediate_size": 27})
     train = TrainSettings.model_validate(TRAIN | {"parallel": {"tensor_parallel_size": 2}})

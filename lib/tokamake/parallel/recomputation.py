@@ -2,7 +2,8 @@
 
 torch's `checkpoint` computes a function again for each call of the autograd engine. Zero-bubble
 schedules (arXiv 2401.10241) call it once for the inputs of a stage, and later once for each group
-of weights: a layer would be computed again about ten times. Here, it is once for each part.
+of weights: a layer would be computed again about ten times, and not as often on ranks that have
+other experts in use. Here, it is once for each part, so ranks exchange the same tokens.
 """
 
 from collections.abc import Callable, Iterator

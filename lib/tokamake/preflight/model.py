@@ -68,7 +68,6 @@ def check_layout(train: TrainSettings, architecture: Architecture) -> None:
             f"train.router: has no effect: family {architecture.family} has no routers; remove it"
         )
     _check_further_tokens(train, architecture)
-    _check_recomputed_experts(train, architecture)
     usual = RouterSettings().bias_update_rate
     if train.router.bias_update_rate != usual and not architecture.has_router_biases:
         raise UserError(
@@ -99,25 +98,6 @@ def _check_further_tokens(train: TrainSettings, architecture: Architecture) -> N
             f"train.parallel.pipeline_schedule: {parallel.pipeline_schedule}: computes gradients "
             "of weights late, which is impossible for layers that predict further tokens; use "
             f"interleaved_1f1b, {remedy}"
-        )
-
-
-def _check_recomputed_experts(train: TrainSettings, architecture: Architecture) -> None:
-    """Check that ranks with other tokens recompute experts as often as each other.
-
-    Ranks exchange tokens, keys or values when they compute a layer again. An expert without tokens
-    is not in the graph of a rank. If gradients of weights are computed late, ranks may therefore
-    compute layers of different micro batches at the same time.
-    """
-    parallel = train.parallel
-    exchanges = max(parallel.expert_parallel_size, parallel.context_parallel_size) > 1
-    recomputes = train.recompute_granularity != "none"
-    if architecture.has_routers and exchanges and parallel.splits_backward and recomputes:
-        raise UserError(
-            f"train.recompute_granularity: {train.recompute_granularity}: ranks could exchange "
-            "tokens of different micro batches, because pipeline_schedule "
-            f"{parallel.pipeline_schedule} computes gradients of weights late and ranks have "
-            "different experts in use; set it to none, or use interleaved_1f1b"
         )
 
 

@@ -183,3 +183,20 @@ def test_experts_are_gathered_before_a_layer_is_computed_again() -> None:
         "parallel.virtual_pipeline_size": 2,
     }
     assert_proved([Composition("mixtral", "causal", values, 7)])
+
+
+@pytest.mark.ranks
+def test_ranks_compute_experts_again_together_in_zero_bubble_pipelines() -> None:
+    """Experts of some ranks have no tokens in a micro batch, and so no gradients of weights."""
+    values = {
+        "parallel.expert_parallel_size": 4,
+        "data_parallel_size": 4,
+        "architecture.num_experts": 4,
+        "parallel.pipeline_parallel_size": 2,
+        "parallel.pipeline_schedule": "interleaved_zero_bubble",
+        "parallel.virtual_pipeline_size": 2,
+        "recompute_granularity": "full",
+        "num_micro_batches": 4,
+        "micro_batch_size": 1,
+    }
+    assert_proved([Composition("gpt_oss", "causal", values, 1)])
