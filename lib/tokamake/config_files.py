@@ -162,6 +162,8 @@ def read_yaml(path: Path, remedy: str) -> Any:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; {remedy}") from None
+    except IsADirectoryError:
+        raise UserError(f"{path}: a folder; name the file in it") from None
     except UnicodeDecodeError:
         raise UserError(f"{path}: not UTF-8; save the file as UTF-8") from None
     return parse_yaml(text, str(path))

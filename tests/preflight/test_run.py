@@ -25,6 +25,11 @@ from tokamake.preflight.tokenizer import check_fim
 
 TRAIN = {"train_steps": 10, "sequence_length": 32, "global_batch_size": 8, "micro_batch_size": 2}
 MODEL: Any = {**ARCHITECTURE, "vocab_size": 100}
+ROUNDS = {
+    "pipeline_parallel_size": 4,
+    "pipeline_schedule": "interleaved_1f1b",
+    "virtual_pipeline_size": 2,
+}
 
 
 def make_run(*, step: int = 0, **train: Any) -> Run:
@@ -217,6 +222,27 @@ def test_ranks_share_the_batch(world_size: int, fits: bool) -> None:
     train = TrainSettings(**TRAIN)  # type: ignore[arg-type]
     with refused_unless(fits, "global_batch_size: 8 samples cannot be shared by"):
         preflight_run.check_ranks(train, world_size)
+
+
+@pytest.mark.parametrize(
+    ("settings", "batch", "refused"),
+    [
+        ({"pipeline_parallel_size": 4}, 4, ""),
+        ({"pipeline_parallel_size": 4}, 3, "steps of 3 micro batches leave ranks idle"),
+        ({"data_parallel_replicate_size": 2}, 3, "3 samples cannot be shared by 2 data-parallel"),
+        ({"context_parallel_size": 2, "expert_parallel_size": 2}, 1, ""),
+        ({"expert_parallel_size": 2}, 1, "1 samples cannot be shared by 2 data-parallel"),
+        (ROUNDS, 14, ""),  # on two data-parallel ranks; one rank has uneven rounds
+        (ROUNDS, 11, "11 micro batches a step cannot be divided into equal rounds of 4"),
+    ],
+)
+def test_there_are_ranks_for_a_layout_and_its_batches(
+    settings: dict[str, Any], batch: int, refused: str
+) -> None:
+    changed = {"parallel": settings, "micro_batch_size": 1, "global_batch_size": batch}
+    train = TrainSettings.model_validate(TRAIN | changed)
+    with pytest.raises(UserError, match=refused) if refused else nullcontext():
+        preflight_run.check_some_ranks(train)
 
 
 def test_each_size_of_a_batch_ramp_up_is_shared() -> None:

@@ -118,6 +118,10 @@ def test_mistakes_are_one_line(tmp_path: Path, text: str, name: str | None, mess
             "{finetune: true, sequence_length: 100000}",
             "100000: more than the .* max_position_embeddings of .*tiny",
         ),
+        (
+            "{finetune: true, global_batch_size: 2, parallel: {pipeline_parallel_size: 4}}",
+            "config.yaml: train.*pipeline_parallel_size: 4: steps of 2 micro batches leave ranks",
+        ),
     ],
 )
 def test_a_layout_that_the_model_itself_cannot_have_is_refused(
@@ -134,3 +138,33 @@ def test_a_run_yaml_has_one_run(tmp_path: Path) -> None:
     assert read_any(tmp_path / "run.yaml", "planned")
     with pytest.raises(UserError, match=r"--run other: .*run\.yaml is of planned; leave --run out"):
         read_any(tmp_path / "run.yaml", "other")
+
+
+def test_settings_of_the_command_line_replace_those_of_a_config(tmp_path: Path) -> None:
+    path = write(tmp_path, CONFIG)
+    (run,) = read_any(path, None, settings=["train.parallel.tensor_parallel_size=2"])
+    assert run.train.parallel.tensor_parallel_size == 2
+    assert run.train.parallel.pipeline_parallel_size == 2
+    with pytest.raises(UserError, match=r"^command line: train.parallel.tensor_parallel_size: .*0"):
+        read_any(path, None, settings=["train.parallel.tensor_parallel_size=0"])
+    write_run(tmp_path / "run.yaml", run)
+    with pytest.raises(UserError, match=r"^train.backend: .*run\.yaml is the result of a config"):
+        read_any(tmp_path / "run.yaml", None, settings=["train.backend=native"])
+
+
+def test_a_row_is_proved_while_the_checkpoint_of_another_one_is_missing(tmp_path: Path) -> None:
+    table = tmp_path / "runs.tsv"
+    table.write_text(
+        "run\tmodel.checkpoint\tmodel.checkpoint.run\ttrain.finetune\n"
+        "first\t\t\t\nsecond\t\tfirst\ttrue\nlost\telsewhere\t\ttrue\n"
+    )
+    path = write(tmp_path, CONFIG.replace("run: planned", f"runs: {table}"))
+    (run,) = read_any(path, "second")
+    assert run.run == "second"
+    with pytest.raises(UserError, match=r"runs.tsv:4: model.checkpoint: elsewhere: no such folder"):
+        read_any(path, None)
+
+
+def test_a_folder_is_no_config(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"^{tmp_path}: a folder; name the file in it"):
+        read_any(tmp_path, None)

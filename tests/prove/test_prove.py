@@ -20,6 +20,7 @@ from tokamake.errors import UserError
 from tokamake.parallel import collectives
 from tokamake.prove import local_ranks
 from tokamake.prove.prove import prove
+from tokamake.runtime.ranks import Ranks
 
 pytestmark = pytest.mark.ranks
 
@@ -70,6 +71,9 @@ def test_a_wrong_gradient_fails_and_is_named(
     assert "\nNOT proved: wide: tensor 2" in out
     assert re.search(r"fp32: gradient norm of step 1: \S+, expected \S+ \(\S+ times\)", out)
     assert re.search(r"gradients of step 1: model.*weight: differs by \S+ of its norm", out)
+    sizes = [float(size) for size in re.findall(r"differs by (\S+) of its norm", out)]
+    assert len(sizes) > 2
+    assert sizes == sorted(sizes, reverse=True)
     assert out.endswith("Report these lines with the config, and use another layout until then.\n")
 
 
@@ -134,7 +138,8 @@ def test_a_wrong_pipeline_fails_and_a_longer_one_is_said_to_be_unproved(
     assert "\nNOT proved: planned: tensor 1" in capfd.readouterr().out
     planned.write_text(CONFIG.replace("tensor_parallel_size: 2, ", ""))
     results = iter([[]])
-    prove(config=planned, most_ranks=4)
+    with pytest.raises(SystemExit, match="3"):
+        prove(config=planned, most_ranks=4)
     assert capfd.readouterr().out.splitlines()[-1] == (
         "planned: its pipeline of 4 ranks needs 8 ranks alone, and is not proved; raise "
         "--most-ranks"
@@ -144,10 +149,42 @@ def test_a_wrong_pipeline_fails_and_a_longer_one_is_said_to_be_unproved(
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     planned = tmp_path / "config.yaml"
     planned.write_text(CONFIG)
-    with pytest.raises(UserError, match="needs 8 ranks, and 4 may run on this machine"):
+    with pytest.raises(UserError, match=r"run planned: .* 8 ranks, and 4 may run on this machine"):
         prove(config=planned, most_ranks=4)
     with pytest.raises(UserError, match="--most-ranks 1: give 2 or more"):
         prove(config=planned, most_ranks=1)
+
+
+def test_no_run_of_a_table_is_proved_if_one_needs_more_ranks(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    table = tmp_path / "runs.tsv"
+    table.write_text("run\ttrain.parallel.tensor_parallel_size\nsmall\t1\nlarge\t4\n")
+    planned = tmp_path / "config.yaml"
+    planned.write_text(CONFIG.replace("run: planned", f"runs: {table}"))
+    with pytest.raises(UserError, match=r"run large: .* needs 16 ranks, and 8 may run"):
+        prove(config=planned, most_ranks=8)
+    assert not capfd.readouterr().out
+
+
+def test_settings_of_the_command_line_count(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = tmp_path / "config.yaml"
+    planned.write_text(CONFIG)
+    monkeypatch.setattr(local_ranks, "on_local_ranks", lambda *_: [])
+    prove(planned, "train.parallel={pipeline_parallel_size: 1}", "train.precision=fp32")
+    assert capfd.readouterr().out.startswith("proving: planned: 4 ranks, in fp32\n")
+
+
+def test_a_launcher_decides_the_number_of_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned = tmp_path / "config.yaml"
+    planned.write_text(CONFIG)
+    monkeypatch.setattr(Ranks, "find", lambda: Ranks(0, 8, 0, 8))
+    with pytest.raises(UserError, match="--most-ranks 4: a launcher has started 8 ranks"):
+        prove(planned, most_ranks=4)
 
 
 @pytest.mark.parametrize("words", [["my.yaml"], ["--config", "my.yaml"]])

@@ -85,10 +85,10 @@ def check_initial_models(
 
 def parents_first(runs: Mapping[str, NamedRun]) -> list[str]:
     """Names of the runs, each after the run that it starts from."""
-    return list(dict.fromkeys(name for run in runs for name in reversed(_ancestors(run, runs))))
+    return list(dict.fromkeys(name for run in runs for name in reversed(ancestors(run, runs))))
 
 
-def _ancestors(name: str, runs: Mapping[str, NamedRun]) -> list[str]:
+def ancestors(name: str, runs: Mapping[str, NamedRun]) -> list[str]:
     """A run, the run that it starts from, the one before, and so on."""
     chain = [name]
     while parent := runs[chain[-1]].config.model.parent:

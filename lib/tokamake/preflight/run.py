@@ -3,6 +3,7 @@
 No tensor is read. Checks raise `UserError`.
 """
 
+import math
 from typing import TYPE_CHECKING
 
 from tokamake.config.resolved_run import Run
@@ -104,6 +105,25 @@ def check_ranks(train: TrainSettings, world_size: int) -> None:
         )
         in_rampup = size < train.global_batch_size
         train.parallel.check_batches(num_batches, in_rampup=in_rampup)
+
+
+def check_some_ranks(train: TrainSettings) -> None:
+    """Check that there are numbers of ranks on which the layout and the batches fit."""
+    parallel = train.parallel
+    context, experts = parallel.context_parallel_size, parallel.expert_parallel_size
+    fewest = parallel.data_parallel_replicate_size * (experts // math.gcd(experts, context))
+    most = max(fewest, train.global_batch_size // train.micro_batch_size)
+    shares = parallel.tensor_parallel_size * context * parallel.pipeline_parallel_size
+    first: UserError | None = None
+    for data_parallel_size in range(fewest, most + 1, fewest):
+        try:
+            check_ranks(train, shares * data_parallel_size)
+        except UserError as error:
+            first = first or error
+        else:
+            return
+    assert first, "the first number of ranks was tried"
+    raise first
 
 
 def check_precision(train: TrainSettings, device: "torch.device") -> None:

@@ -130,6 +130,8 @@ tokamake status      # from another shell: progress, loss, time left
 ```
 
 The command line takes settings, too: `tokamake run config/config.yaml train.train_steps=1000`.
+Before a long training on several ranks, `tokamake prove config/config.yaml` compares the gradients
+of its layout with one process, in minutes and without data.
 
 Results are in this folder:
 

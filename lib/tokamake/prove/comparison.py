@@ -7,6 +7,7 @@ same weights, and updates from the same gradients: nothing that rounding has cha
 import math
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 import torch
@@ -134,11 +135,11 @@ class _Comparison:
     def __init__(self, run: Run, device: torch.device) -> None:
         self._run, self._device = run, device
         self._numbers: list[str] = []
-        self._tensors: list[str] = []
+        self._tensors: list[tuple[float, str]] = []
         self._tolerance = TOLERANCES[precision_of(run)]
 
     def lines(self, of_ranks: RankTraining, plain: PlainTraining) -> list[str]:
-        """All differences: numbers of whole steps first, since there may be many tensors."""
+        """All differences: numbers of whole steps, then tensors, those that differ most first."""
         initial = plain.initial
         scales = _norms(initial)
         self._add("initial weights", of_ranks.initial, expected=initial, scales=scales, most=0.0)
@@ -160,7 +161,8 @@ class _Comparison:
         validations = zip(of_ranks.validations, plain.validations, strict=True)
         for when, (loss, expected_loss) in zip(("first", "last"), validations, strict=True):
             self._compare_number(f"{when} validation loss", loss, expected=expected_loss)
-        return [*self._numbers, *self._tensors]
+        tensors = sorted(self._tensors, key=itemgetter(0), reverse=True)
+        return [*self._numbers, *(line for _, line in tensors)]
 
     def _compare_step(self, of_step: str, own: RankStep, *, right: PlainStep) -> None:
         done = own.result
@@ -283,7 +285,7 @@ class _Comparison:
         """Add a line for each tensor whose distance is larger than `most` times its scale."""
         for name, whole in expected.items():
             if name in own.missing:
-                self._tensors.append(f"{what}: {name}: no rank has all of it")
+                self._tensors.append((math.inf, f"{what}: {name}: no rank has all of it"))
                 continue
             found, right = own.tensors[name].double(), whole.double()
             distance = math.hypot(float((found - right).norm()), own.spreads[name])
@@ -292,7 +294,7 @@ class _Comparison:
                 line = f"{what}: {name}: differs by {apart:.1e} of its norm"
                 if square := float(right.square().sum()):
                     line += f", {float((found * right).sum()) / square:.4g} times the expected one"
-                self._tensors.append(line)
+                self._tensors.append((apart, line))
 
 
 def _norms(tensors: Tensors) -> dict[str, float]:

@@ -3,10 +3,13 @@
 import multiprocessing
 import multiprocessing.connection
 import os
+import signal
 import sys
 import tempfile
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,7 +28,7 @@ def on_local_ranks(work: Callable[..., list[str]], world_size: int) -> list[str]
         work: gets the ranks and the keyword argument `device`.
 
     Raises:
-        UserError: raised on a rank.
+        UserError: raised on a rank, or a rank was killed.
         RuntimeError: a rank failed; the message has its traceback.
     """
     context = multiprocessing.get_context("fork")
@@ -36,13 +39,27 @@ def on_local_ranks(work: Callable[..., list[str]], world_size: int) -> list[str]
             for rank in range(world_size)
         ]
         try:
-            for process in processes:
-                process.start()
+            with _signals_blocked():
+                for process in processes:
+                    process.start()
             return _collect(processes, Path(folder))
         finally:
             for process in processes:
                 process.kill()
                 process.join()
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Let signals wait, which a fork would swallow. Ranks keep them blocked.
+
+    Ctrl-C reaches ranks, too, and would be an error of theirs. This process ends them instead.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _collect(processes: list[Any], folder: Path) -> list[str]:
@@ -53,16 +70,35 @@ def _collect(processes: list[Any], folder: Path) -> list[str]:
             process = running.pop(sentinel)
             process.join()
             if process.exitcode:
-                _raise_first(folder)
+                _raise_first(folder, processes)
     return (folder / "result").read_text(encoding="utf-8").splitlines()
 
 
-def _raise_first(folder: Path) -> None:
+def _raise_first(folder: Path, processes: list[Any]) -> None:
+    """Raise the error that ended the ranks. If one was killed, others fail only because of it."""
+    for rank, process in enumerate(processes):
+        if (process.exitcode or 0) < 0:
+            name = signal.Signals(-process.exitcode).name
+            raise UserError(
+                f"rank {rank} of {len(processes)} was killed by {name}; if this host has no memory "
+                "left, start fewer ranks with --most-ranks"
+            )
     if refused := sorted(folder.glob("*.refused")):
         raise UserError(refused[0].read_text(encoding="utf-8"))
     errors = sorted(folder.glob("*.error"))
-    text = errors[0].read_text(encoding="utf-8") if errors else "a rank was killed"
-    raise RuntimeError(text)
+    raise RuntimeError(errors[0].read_text(encoding="utf-8") if errors else "a rank has ended")
+
+
+def _end_with_parent() -> None:
+    """End this rank when the process that has forked it ends, even if it was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent, "a fork has one"
+
+    def end() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
 
 
 def _rank(work: Callable[..., list[str]], rank: int, *, world_size: int, folder: Path) -> None:
@@ -72,6 +108,7 @@ def _rank(work: Callable[..., list[str]], rank: int, *, world_size: int, folder:
     os.environ["LOCAL_RANK"] = str(rank)  # DeepSpeed reads it
     os.environ["TORCH_GLOO_LAZY_INIT"] = "1"  # few of many ranks talk to each other
     code = 1
+    _end_with_parent()
     try:
         torch.set_num_threads(1)
         store = dist.FileStore(str(folder / "rendezvous"), world_size)

@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokamake.errors import UserError
+from tokamake.errors import UserError, naming
 
 if TYPE_CHECKING:
     import torch
@@ -14,14 +14,17 @@ if TYPE_CHECKING:
 
 _MOST_LINES = 20
 """Lines of differences that are printed."""
+_MOST_RANKS = 64
+_PARTLY = 3
+"""Exit status if nothing differs, but the whole pipeline or all experts' ranks were not tried."""
 
 
 def prove(
     config: Path,
-    *,
+    *settings: str,
     run: str | None = None,
     architecture: Path | None = None,
-    most_ranks: int = 64,
+    most_ranks: int | None = None,
 ) -> None:
     """Prove that a run's layout computes the gradients of one process, with a tiny model.
 
@@ -32,40 +35,52 @@ def prove(
     fp32, where a wrong factor cannot hide, then in the precision of the run.
 
     Started alone, it starts its ranks on the cores of this machine. Started by torchrun, mpiexec or
-    srun, it uses their ranks and devices. It reads no data and no weights, and writes nothing. The
-    exit status is 1 if anything differs.
+    srun, it uses their ranks and devices. It reads no data and no weights, and writes nothing.
+
+    The exit status is 1 if anything differs, and 3 if nothing differs, but these ranks were too few
+    for the whole pipeline or for all ranks that divide experts.
 
     Args:
         config: A run.yaml, as `tokamake resolve` writes it, or a config of the workflow, before
             its data exist.
+        settings: Settings that replace values of a config, such as
+            `train.parallel.tensor_parallel_size=4`.
         run: Run of the config's table of runs; default: each run, one after the other.
         architecture: File of the model, such as config/models/llama2-7b.yaml, for a config whose
             checkpoint is on another machine; default: as the config says.
-        most_ranks: Ranks that it may start on this machine. If the layout needs more, it shortens
-            the pipeline, and then divides the experts among fewer ranks. After that, it proves the
-            whole pipeline in fp32, without tensor, context and expert parallelism, if these ranks
-            are enough.
+        most_ranks: Ranks that it may start on this machine, 64 by default. If the layout needs
+            more, it shortens the pipeline, and then divides the experts among fewer ranks. After
+            that, it proves the whole pipeline in fp32, without tensor, context and expert
+            parallelism, if these ranks are enough.
     """
+    from tokamake.prove.miniature import shortened
     from tokamake.prove.planned_runs import read_any
     from tokamake.runtime.process_group import joined
-    from tokamake.runtime.rank_errors import leave
+    from tokamake.runtime.rank_errors import leave, report_from_rank_0
     from tokamake.runtime.ranks import Ranks
 
     ranks = Ranks.find()
-    runs = read_any(config, run, architecture=architecture)
     if ranks.world_size > 1:
-        failed = False
+        with report_from_rank_0(ranks):
+            if most_ranks is not None:
+                raise UserError(
+                    f"--most-ranks {most_ranks}: a launcher has started {ranks.world_size} ranks; "
+                    "leave it out"
+                )
+            runs = read_any(config, run, settings=settings, architecture=architecture)
         with joined(ranks) as device:
-            for each in runs:
-                failed |= _prove_on(ranks, each, device=device)
-        leave(ranks, int(failed))
-    if most_ranks < 2:
-        raise UserError(f"--most-ranks {most_ranks}: give 2 or more")
-    failed = False
-    for each in runs:
-        failed |= _prove_here(each, most_ranks=most_ranks)
-    if failed:
-        raise SystemExit(1)
+            failed = [_prove_on(ranks, each, device=device) for each in runs]
+        leave(ranks, int(any(failed)))
+    most = _MOST_RANKS if most_ranks is None else most_ranks
+    if most < 2:
+        raise UserError(f"--most-ranks {most}: give 2 or more")
+    shorter = []
+    for each in read_any(config, run, settings=settings, architecture=architecture):
+        with naming(f"run {each.run}"):  # before minutes of proofs of other runs
+            shorter.append((each, shortened(each, most)))
+    statuses = {_prove_here(each, short, most_ranks=most) for each, short in shorter}
+    if status := next((each for each in (1, _PARTLY) if each in statuses), 0):
+        raise SystemExit(status)
 
 
 def _prove_on(ranks: "Ranks", run: "Run", *, device: "torch.device") -> bool:
@@ -76,32 +91,40 @@ def _prove_on(ranks: "Ranks", run: "Run", *, device: "torch.device") -> bool:
     found = _prove(run, ranks, device=device, precisions=precisions)
     if ranks.rank == 0:
         print(_verdict(run, world_size, found=found, precisions=precisions), flush=True)
+        if run.train.parallel.data_parallel_size(world_size) == 1:
+            print(
+                f"{run.run}: these ranks show nothing of data parallelism; start twice as many",
+                flush=True,
+            )
     return bool(found)
 
 
-def _prove_here(run: "Run", *, most_ranks: int) -> bool:
-    """Prove a run on ranks of this machine; return whether the proof failed."""
+def _prove_here(run: "Run", short: "Run", *, most_ranks: int) -> int:
+    """Prove a run on ranks of this machine; return the exit status."""
     import torch
 
-    from tokamake.prove.miniature import num_ranks, shortened, with_pipeline_alone
+    from tokamake.prove.miniature import num_ranks, with_pipeline_alone
 
-    short = shortened(run, most_ranks)
     if short is not run:
         print(_shortening(run, short, most_ranks=most_ranks), flush=True)
     failed = _prove_layout(short, precisions=_precisions(short, torch.device("cpu")))
-    own, new = (each.train.parallel.pipeline_parallel_size for each in (run, short))
-    if own == new:
-        return failed
-    alone = with_pipeline_alone(run)
-    if (needed := num_ranks(alone)) > most_ranks:
-        print(
-            f"{run.run}: its pipeline of {own} ranks needs {needed} ranks alone, and is not "
-            "proved; raise --most-ranks",
-            flush=True,
-        )
-        return failed
-    print(f"{run.run}: now its pipeline of {own} ranks and data parallelism alone", flush=True)
-    return _prove_layout(alone, precisions=["fp32"]) or failed
+    whole, tried = run.train.parallel, short.train.parallel
+    status = 0 if tried.expert_parallel_size == whole.expert_parallel_size else _PARTLY
+    if (own := whole.pipeline_parallel_size) != tried.pipeline_parallel_size:
+        alone = with_pipeline_alone(run)
+        if (needed := num_ranks(alone)) > most_ranks:
+            print(
+                f"{run.run}: its pipeline of {own} ranks needs {needed} ranks alone, and is not "
+                "proved; raise --most-ranks",
+                flush=True,
+            )
+            status = _PARTLY
+        else:
+            print(
+                f"{run.run}: now its pipeline of {own} ranks and data parallelism alone", flush=True
+            )
+            failed |= _prove_layout(alone, precisions=["fp32"])
+    return 1 if failed else status
 
 
 def _prove_layout(run: "Run", *, precisions: list[str]) -> bool:
@@ -111,7 +134,8 @@ def _prove_layout(run: "Run", *, precisions: list[str]) -> bool:
 
     world_size = num_ranks(run)
     print(_begin(run, world_size, precisions=precisions), flush=True)
-    found = on_local_ranks(partial(_prove, run, precisions=precisions), world_size)
+    with naming(f"run {run.run}"):
+        found = on_local_ranks(partial(_prove, run, precisions=precisions), world_size)
     print(_verdict(run, world_size, found=found, precisions=precisions), flush=True)
     return bool(found)
 

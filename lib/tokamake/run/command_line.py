@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from tokamake.config_files import parse_yaml, read_yaml
+from tokamake.config.overrides import add_override
+from tokamake.config_files import read_yaml
 from tokamake.doctor.find_profile import SNAKEFILES, find_profile, find_repository, names_in
 from tokamake.errors import UserError
 
@@ -44,30 +45,12 @@ def parse(arguments: Sequence[str]) -> Arguments:
     first = next((i for i, each in enumerate(arguments) if each.startswith("-")), len(arguments))
     request = Arguments([], {}, [*arguments[first:]])
     for argument in arguments[:first]:
-        key, equals, text = argument.partition("=")
+        key, equals, _ = argument.partition("=")
         if not equals or "/" in key:
             request.targets.append(argument)
             continue
-        _set(request.overrides, key, text=text)
+        add_override(request.overrides, argument)
     return request
-
-
-def _set(overrides: dict[str, Any], key: str, *, text: str) -> None:
-    *sections, name = key.split(".")
-    if not all(part.isidentifier() for part in (*sections, name)) or not text:
-        raise UserError(
-            f"{key}={text}: not a setting; write SECTION.KEY=VALUE, as in train.train_steps=50"
-        )
-    section = overrides
-    for part in sections:
-        section = section.setdefault(part, {})
-        if not isinstance(section, dict):
-            raise UserError(f"{key}={text}: {part} has a value already; give one of both")
-    if name in section:
-        raise UserError(f"{key}={text}: given twice; give it once")
-    section[name] = value = parse_yaml(text, f"{key}={text}")
-    if value is None:  # Snakemake would read a text
-        raise UserError(f"{key}={text}: null cannot be given here; change the config file")
 
 
 def config_option(overrides: dict[str, Any]) -> list[str]:

@@ -107,18 +107,15 @@ def _read(
 ) -> "tuple[WorkflowConfig, dict[str, InitialModel]]":
     """Read and check a config as the workflow does; or its runs and models alone."""
     from tokamake.config.fields import dotted
+    from tokamake.config.overrides import merged, read_overrides
     from tokamake.config_files import read_yaml
-    from tokamake.run.command_line import check_config, parse
+    from tokamake.run.command_line import check_config
     from tokamake.workflow.config import shown_files
 
     check_config(path)
-    request = parse(settings)
-    if request.targets or request.options:
-        raise UserError(
-            f"{[*request.targets, *request.options][0]}: not a setting; write SECTION.KEY=VALUE"
-        )
-    values = _merged(read_yaml(path, "name your config file"), request.overrides)
-    with naming_overrides(shown_files([path]), dotted(request.overrides)):
+    overrides = read_overrides(settings)
+    values = merged(read_yaml(path, "name your config file"), overrides)
+    with naming_overrides(shown_files([path]), dotted(overrides)):
         return _checked(path, values, num_ranks=num_ranks, reads_data=reads_data)
 
 
@@ -141,16 +138,6 @@ def _checked(
         return config, check_initial_models(pretrained, is_main_process=True)
     checked = read_workflow_config(values, [path], is_main_process=True, num_ranks=num_ranks)
     return checked, check_workflow_config(checked, is_main_process=True)
-
-
-def _merged(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """Settings with replaced values, as Snakemake merges `--config`."""
-    merged = dict(values)
-    for key, value in overrides.items():
-        before = merged.get(key)
-        is_section = isinstance(before, dict) and isinstance(value, dict)
-        merged[key] = _merged(before or {}, value) if is_section else value
-    return merged
 
 
 def _suggest(
