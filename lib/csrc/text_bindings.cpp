@@ -141,8 +141,8 @@ tokamake::CharacterMap map_of(const std::optional<Map>& map) {
 }
 
 tokamake::Prefix prefix_of(const std::string& name) {
-  const std::array<const char*, 5> names = {"", "unless space", "always", "unless mark",
-                                            "first unless mark"};
+  const std::array<const char*, 6> names = {"",       "document",    "unless space",
+                                            "always", "unless mark", "first unless mark"};
   const auto* const found = std::find(names.begin(), names.end(), name);
   if (found == names.end()) throw std::invalid_argument("unknown prefix");
   return static_cast<tokamake::Prefix>(found - names.begin());

@@ -156,6 +156,10 @@ size_t TextEncoder::encode(const std::vector<std::string_view>& texts, uint32_t*
 
 uint32_t* TextEncoder::encode_text(std::string_view text, uint32_t* ids) {
   is_first_ = true;
+  if (rules_.prefix == Prefix::kDocument && !text.empty()) {
+    prefixed_.assign(1, ' ').append(text);
+    text = prefixed_;
+  }
   rules_.added.split(
       text,
       [&](uint32_t id) {
@@ -197,6 +201,7 @@ bool TextEncoder::has_prefix(std::string_view text) const {
   const bool is_marked = text[0] == ' ' || text.substr(0, 3) == "\u2581";
   switch (rules_.prefix) {
     case Prefix::kNever:
+    case Prefix::kDocument:
       return false;
     case Prefix::kUnlessSpace:
       return text[0] != ' ';

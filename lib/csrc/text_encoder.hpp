@@ -54,6 +54,7 @@ class AddedTexts {
 // Where a space goes before the text between added tokens.
 enum class Prefix : uint8_t {
   kNever,
+  kDocument,     // before a document only, also where that begins with an added token
   kUnlessSpace,  // unless the text begins with a space
   kAlways,
   kUnlessMark,       // unless it begins with a space or U+2581

@@ -538,7 +538,7 @@ class TextEncoder:
             after: texts of single characters of the result.
             prefix: when a space begins the text between added tokens: "" (never), "always",
                 "unless space" or "unless mark" (a space or U+2581) begins it already, or "first
-                unless mark", for text that begins a document.
+                unless mark", for text that begins a document. "document": before the whole text.
             normalizes_words: words are split and looked up as they are in the text, and normalized
                 only for the model.
             strips_left: white space before the text between added tokens is removed first.

@@ -160,6 +160,19 @@ def test_sentencepiece_models_give_the_same_tokens(changes: Json) -> None:
     assert processor.encode(texts, num_threads=1) == fast(model)(texts)
 
 
+@pytest.mark.parametrize("has_prefix", [False, True])
+def test_user_defined_pieces_give_the_same_tokens(has_prefix: bool, times: int) -> None:
+    """As in Mistral's models from v3 on. The prefix also goes before such a piece."""
+    symbols = ["[INST]", "[INST]a", "<q>", "the", "\n\n", "q", "\u00e9"]
+    model = sentencepiece_model(user_defined_symbols=symbols, add_dummy_prefix=has_prefix)
+    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    atoms = [*symbols, "[INST", "]", "a", "th", "e", " ", "\u2581", "\n", "<0x0A>", "", "\u6f22"]
+    texts = [*random_texts(2000 * times, seed=3, atoms=atoms), *random_texts(1000, seed=4), ""]
+    encode = fast(model)
+    assert processor.encode(texts, num_threads=1) == encode(texts)
+    assert processor.encode(texts, num_threads=1) == encode(texts)  # from the cache
+
+
 @pytest.mark.grid
 def test_every_code_point_gives_the_same_tokens() -> None:
     model = sentencepiece_model()
@@ -181,7 +194,8 @@ def test_every_code_point_gives_the_same_tokens() -> None:
         ({"normalization_rule_name": "nmt_nfkc"}, "it normalizes text"),
         ({"remove_extra_whitespaces": True}, "it removes extra whitespace"),
         ({"treat_whitespace_as_suffix": True}, "it marks spaces in another way"),
-        ({"user_defined_symbols": ["<q>"]}, "it has user-defined or unused pieces"),
+        ({"user_defined_symbols": ["<q> a"]}, "a user-defined piece has a space"),
+        ({"user_defined_symbols": ["a\u2581"]}, "a user-defined piece has a space"),
     ],
     ids=str,
 )

@@ -217,9 +217,11 @@ class _Parser:
         self._left = self._left[len(text) :]
         if len(text) == 2 and not text[1].isalnum():
             text = text[1]  # an escaped sign
-        if self._ignores_case and len(text) > 1:
+        if self._ignores_case and re.fullmatch(r"\[[a-zA-Z]+\]", text):
+            text = f"(?i:{text})"  # the package says which characters match
+        elif self._ignores_case and len(text) > 1:
             raise Unsupported("its expression ignores the case of a character class")
-        if self._ignores_case and text.isalpha():
+        elif self._ignores_case and text.isalpha():
             if not text.isascii() or (text + self._left[:1]).lower() in _FOLDED_PAIRS:
                 raise Unsupported("its expression ignores the case of a ligature")
             text = f"(?i:{text})"

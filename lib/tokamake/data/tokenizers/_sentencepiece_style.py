@@ -47,14 +47,16 @@ def model_arguments(definition: bytes) -> dict[str, Any]:
     # a score in Llama-2's model; their order does not change the tokens.
     scores = [piece.score for piece in merged if piece.text.strip(MARK)]
     normal = {piece.text for piece in words}
-    kinds = {piece.kind for piece in spec.pieces}
+    # sentencepiece, too, finds the longest at each place, and joins them to no text around.
+    added = [(piece, n) for n, piece in enumerate(spec.pieces) if piece.kind == USER_DEFINED]
     checks = {
         f"it is a {spec.kind} model": spec.kind != "bpe",
         "it has no byte_fallback": not spec.byte_fallback,
         "it normalizes text": spec.normalizes,
         "it removes extra whitespace": spec.removes_spaces,
         "it marks spaces in another way": not spec.escapes_spaces or spec.spaces_are_suffixes,
-        "it has user-defined or unused pieces": bool(kinds & {USER_DEFINED, UNUSED}),
+        "it has unused pieces": any(piece.kind == UNUSED for piece in spec.pieces),
+        "a user-defined piece has a space": any({MARK, " "} & {*piece.text} for piece, _ in added),
         "two of its pieces have the same score": len({*scores}) < len(scores),
         "a character of its pieces is no piece": not {*"".join(normal)} <= normal,
     }
@@ -63,9 +65,12 @@ def model_arguments(definition: bytes) -> dict[str, Any]:
     ids = {piece.text: n for n, piece in enumerate(spec.pieces) if piece.kind in (NORMAL, BYTE)}
     cuts = ((text[:cut], text[cut:]) for text, *_ in merged for cut in range(1, len(text)))
     merges = [(left, right) for left, right in cuts if left in normal and right in normal]
-    prefix = "always" if spec.adds_prefix else ""
     vocabulary = Vocabulary(orjson.dumps(ids), orjson.dumps(merges))
-    return {**_arguments(vocabulary, shares_ranks=True), "prefix": prefix}
+    return {
+        **_arguments(vocabulary, shares_ranks=True),
+        "prefix": "document" if spec.adds_prefix else "",
+        "added": [(piece.text, n, 0) for piece, n in added],
+    }
 
 
 def _prefix(normalizer: Json | None, pre_tokenizer: Json | None) -> str:
