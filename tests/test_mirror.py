@@ -28,7 +28,7 @@ TESTED_THROUGH = {
         *("checkpoint/megatron_model/args_writer", "checkpoint/megatron_model/module_tree"),
         *("checkpoint/megatron_model/rank_file", "checkpoint/model_tensors"),
         "checkpoint/tensors/checkpoint",
-        *("models/common/hf_format", "models/common/hf_windows", "models/common/megatron_format"),
+        *("models/common/hf_rope", "models/common/hf_windows", "models/common/megatron_format"),
         *("models/bert/megatron", "models/common/encoder_format"),
         "models/t5/megatron",
     ],
@@ -145,7 +145,8 @@ TESTED_THROUGH = {
     "optim/test_optimizer_base.py": ["optim/adafactor"],
     # Models and layers, compared with torch and transformers.
     "models/test_family_formats.py": [
-        *("models/deepseek_v2/hf", "models/gpt_oss/hf", "models/common/hf_experts"),
+        *("models/deepseek_v2/hf", "models/deepseek_v3/hf", "models/gpt_oss/hf"),
+        "models/common/hf_experts",
     ],
     "models/common/test_positions.py": ["config/rope_scaling"],
     "models/llama/test_model.py": [

@@ -229,7 +229,7 @@ BLOOM = {"apply_residual_connection_post_layernorm": True}
         (GPT, {"n_embd": "absent"}, "hidden_size: missing"),
         (gpts.MQA, {"add_cross_attention": True}, "add_cross_attention: True is not supported"),
         (gpts.ROTARY, {"sliding_window": 8}, "sliding_window: 8 is not supported; choose a model"),
-        (GPT, {"head_dim": 32}, r"head_dim: 32: models of type gpt2 have .* \(16\); set that"),
+        (GPT, {"head_dim": 32}, "head_dim: 32: models of type gpt2 have 16, .*; set that"),
         (gpts.ALIBI, BLOOM, "post_layernorm: True is not"),
         (gpts.ALIBI, {"quantization_config": {"bits": 4}}, "quantization_config: the folder holds"),
         (BERT, {"is_decoder": True}, "is_decoder: True is not supported; choose a model with Fal"),

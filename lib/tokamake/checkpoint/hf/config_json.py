@@ -14,7 +14,7 @@ from tokamake import files, plugins
 from tokamake.checkpoint import model_tensors
 from tokamake.config.architecture import Architecture
 from tokamake.config_files import validate
-from tokamake.errors import UserError
+from tokamake.errors import UserError, reason_of
 from tokamake.models.common.hf_format import HFFormat, label_keys, label_names
 
 if TYPE_CHECKING:
@@ -41,26 +41,39 @@ def read_config(folder: Path) -> tuple[Architecture, HFFormat]:
     is_read = model_format.interleaves_experts and method == "mxfp4"
     if quantization and not is_read:
         raise UserError(f"{file}: quantization_config: the folder holds {model_tensors.QUANTIZED}")
-    if problem := model_format.unsupported(config):
-        raise UserError(f"{file}: {problem}")
+    values, ignored = _stated(config, model_format, file=file)
     if config.get("auto_map"):
         warn_once(
             f"{file}: auto_map: the model's own Python code is not run; the model is built as "
             f"transformers builds the type {model_type}"
         )
-    if ignored := model_format.ignored_keys(config):
+    if ignored:
         warn_once(f"{file}: {', '.join(ignored)}: ignored, as transformers ignores it")
-    values = {"family": family, **model_format.fields(config)}
-    architecture = validate(Architecture, values, str(file))
+    architecture = validate(Architecture, {"family": family, **values}, str(file))
     if architecture.vocab_size is None:
         raise UserError(f"{file}: vocab_size: missing; {REMEDY}")
     head_dim = model_format.config(architecture).get("head_dim", architecture.head_dim)
     if config.get("head_dim") not in (None, head_dim):
         raise UserError(
             f"{file}: head_dim: {config['head_dim']!r}: models of type {model_type} have "
-            f"hidden_size / num_attention_heads ({head_dim}); set that"
+            f"{head_dim}, which follows from other keys; set that"
         )
     return architecture, model_format
+
+
+def _stated(
+    config: Mapping[str, Any], model_format: HFFormat, *, file: Path
+) -> tuple[dict[str, Any], list[str]]:
+    """Fields of an `Architecture`, and keys that are ignored."""
+    try:
+        if problem := model_format.unsupported(config):
+            raise UserError(f"{file}: {problem}")
+        return model_format.fields(config), model_format.ignored_keys(config)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        # Keys are read before `validate` checks their types.
+        raise UserError(
+            f"{file}: the value of a key has a wrong type ({reason_of(error)}); {REMEDY}"
+        ) from None
 
 
 @functools.cache  # the same folder is opened several times
@@ -75,12 +88,12 @@ def _find_model_type(model_type: Any, file: Path) -> tuple[str, HFFormat]:
         for family in plugins.names(_FAMILIES)
         for model_format in plugins.load(_FAMILIES, family).HUGGING_FACE
     }
-    if model_type in formats:
+    if isinstance(model_type, str) and model_type in formats:
         return formats[model_type]
     known = f"choose a model of type {', '.join(sorted(formats))}"
     for family in plugins.names(_FAMILIES):
         plug_in = plugins.load(_FAMILIES, family)
-        if reason := getattr(plug_in, "REFUSED", {}).get(model_type):
+        if reason := getattr(plug_in, "REFUSED", {}).get(str(model_type)):
             nearest = plug_in.HUGGING_FACE[0].model_type
             raise UserError(
                 f"{file}: model_type: {model_type!r} is not supported: {reason}; the nearest type "

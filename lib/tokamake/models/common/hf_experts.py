@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokamake.config.architecture import Architecture
+from tokamake.models.common import hf_rope
 from tokamake.models.common.hf_format import EXPERT_NAMES, GATED_KEYS, HFFormat, same_keys
 
 KEYS = {
@@ -67,6 +68,18 @@ def expert_keys(*names: str, number: str = "num_experts") -> dict[str, tuple[str
 def with_floats(values: Mapping[str, Any]) -> dict[str, Any]:
     """`HFFormat.extra_fields`: files may state a whole number."""
     return {"routed_scaling_factor": float(values["routed_scaling_factor"])}
+
+
+def latent_problem(config: Mapping[str, Any]) -> str | None:
+    """`HFFormat.problem` of latent attention: transformers scales scores with any stretch."""
+    parameters = hf_rope.rope_parameters(config)[0]
+    kind = hf_rope.rope_type(parameters)
+    if kind in ("default", "yarn") or not (stated := parameters.get("mscale_all_dim")):
+        return None
+    return (
+        f"{hf_rope.rope_key(config)}.mscale_all_dim: {stated!r} is not supported with rope_type "
+        f"{kind}; choose a model with yarn"
+    )
 
 
 def latent_fields(values: Mapping[str, Any]) -> dict[str, Any]:

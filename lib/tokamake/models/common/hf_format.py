@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from tokamake.config.architecture import Architecture
 from tokamake.config.rope_scaling import SCALING
+from tokamake.models.common import hf_rope
 from tokamake.models.common.hf_windows import Windows, without_windows
 
 _ROPE_TYPES = ("default", *SCALING)
@@ -219,16 +220,26 @@ class HFFormat:
                 return f"{key}: {config[key]!r} is not supported; choose a model with {value!r}"
         if problem := self.windows.problem(config) if self.windows else without_windows(config):
             return problem
-        key = _rope_key(config)
-        parameters, local = _rope_parameters(config)
-        share = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-        is_whole = self.partial_rotary is not None or share in (None, 1)
-        if self.rotary and (_rope_type(parameters) not in self.rope_types or not is_whole):
+        return self._rope_problem(config) if self.rotary else None
+
+    def _rope_problem(self, config: Mapping[str, Any]) -> str | None:
+        by_kind, model_type = self._rotates_by_kind, self.model_type
+        if problem := hf_rope.nesting_problem(config, by_kind=by_kind, model_type=model_type):
+            return problem
+        key = hf_rope.rope_key(config)
+        parameters, local = hf_rope.rope_parameters(config)
+        if hf_rope.rope_type(parameters) not in self.rope_types:
             return (
-                f"{key}: {json.dumps(parameters)} is not supported; choose a model that turns "
-                f"whole heads and whose rope_type is one of {', '.join(self.rope_types)}"
+                f"{key}: {json.dumps(parameters)} is not supported; choose a model whose rope_type "
+                f"is one of {', '.join(self.rope_types)}"
             )
-        if _rope_type(local) != "default":
+        share = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+        if self.partial_rotary is None and share not in (None, 1):
+            return (
+                f"partial_rotary_factor: {share!r} is not supported; choose a model that turns "
+                "whole heads"
+            )
+        if hf_rope.rope_type(local) != "default":
             return (
                 f"{key}: {json.dumps(local)} is not supported in layers with a window; choose a "
                 "model that stretches none of them"
@@ -237,10 +248,10 @@ class HFFormat:
 
     def ignored_keys(self, config: Mapping[str, Any]) -> list[str]:
         """Settings of rotary positions that neither transformers nor our model reads."""
-        parameters = _rope_parameters(config)[0] if self.rotary else {}
+        parameters = hf_rope.rope_parameters(config)[0] if self.rotary else {}
         used = {"rope_theta", "type", "rope_type", "partial_rotary_factor"}
-        used |= _scaling_keys(_rope_type(parameters))
-        return [f"{_rope_key(config)}.{name}" for name in parameters if name not in used]
+        used |= hf_rope.scaling_keys(hf_rope.rope_type(parameters))
+        return [f"{hf_rope.rope_key(config)}.{name}" for name in parameters if name not in used]
 
     def fields(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of an `Architecture` that config.json states; unchecked, some may be missing."""
@@ -269,24 +280,28 @@ class HFFormat:
 
     def _rope_fields(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Base, scaling and share of heads: keys in transformers 4, all in rope_parameters in 5."""
-        parameters, local = _rope_parameters(config)
+        parameters, local = hf_rope.rope_parameters(config)
         theta = parameters.get("rope_theta") or config.get(self.rope_base)
         fields: dict[str, Any] = {"rope_theta": theta or self.defaults.get("rope_theta", 10000.0)}
-        if "local_rope_theta" in self.defaults:
+        if self._rotates_by_kind:
             stated = local.get("rope_theta") or config.get(self.local_rope_base)
             fields |= {"local_rope_theta": float(stated)} if stated else {}
         if self.partial_rotary:
             shares = (parameters.get("partial_rotary_factor"), config.get(self.partial_rotary))
             of_heads = [float(share) for share in shares if share is not None]
             fields |= {"partial_rotary_factor": of_heads[0]} if of_heads else {}
-        kind = _rope_type(parameters)
+        kind = hf_rope.rope_type(parameters)
         if kind == "default" or kind not in self.rope_types:
             return {**fields, "rope_scaling": None}
-        scaling = {name: value for name, value in parameters.items() if name in _scaling_keys(kind)}
+        known = hf_rope.scaling_keys(kind)
+        scaling = {name: value for name, value in parameters.items() if name in known}
+        if self._rotates_by_kind and not scaling.get("truncate", True):
+            del scaling["truncate"]  # see `hf_rope.nesting_problem`
         longest = config.get("max_position_embeddings")
         if kind in ("llama3", "yarn", "longrope") and longest is not None:
             # As in transformers, a key outside counts before one inside.
             outside = config.get(_FIRST_LENGTH, self.first_length)
+            outside = None if self._rotates_by_kind else outside
             scaling[_FIRST_LENGTH] = outside or scaling.get(_FIRST_LENGTH, longest)
             if kind != "llama3" and scaling.get("factor") is None:
                 scaling["factor"] = max(1.0, longest / scaling[_FIRST_LENGTH])
@@ -315,6 +330,11 @@ class HFFormat:
         return {**keys, "rope_scaling": values, "rope_parameters": parameters}
 
     @property
+    def _rotates_by_kind(self) -> bool:
+        """Whether layers with a window have rotary positions of their own."""
+        return "local_rope_theta" in self.defaults
+
+    @property
     def rotary(self) -> bool:
         """Whether such models have rotary positions."""
         return self.implied["position_embedding"] == "rotary"
@@ -330,29 +350,6 @@ class HFFormat:
         """Fields whose values this type cannot hold."""
         fields, values = self.nearest(architecture), architecture.model_dump(exclude_none=True)
         return [name for name, value in values.items() if fields.get(name, value) != value]
-
-
-def _rope_key(config: Mapping[str, Any]) -> str:
-    # transformers reads the older key first.
-    return "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
-
-
-def _rope_parameters(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Rotary positions of layers without and with a window; some types nest them in one key."""
-    stated, nested = config.get(_rope_key(config)) or {}, config.get("rope_parameters") or {}
-    local = nested.get("sliding_attention") or {}
-    is_nested = isinstance(stated.get("full_attention"), Mapping) or local
-    whole = (stated.get("full_attention") or {}) if is_nested and stated is nested else stated
-    return dict(whole), dict(local)
-
-
-def _rope_type(parameters: Mapping[str, Any]) -> str:
-    kind: str = parameters.get("rope_type") or parameters.get("type") or "default"
-    return "longrope" if kind == "su" else kind  # its name in early files of Phi-3
-
-
-def _scaling_keys(kind: str) -> set[str]:
-    return {"factor"}.union(*SCALING[kind]) if kind in SCALING else set()
 
 
 def label_keys(names: Sequence[str]) -> dict[str, Any]:

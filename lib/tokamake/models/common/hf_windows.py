@@ -3,7 +3,7 @@
 transformers lists the kind of each layer, layer_types. Older files state an interval or nothing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tokamake.config.architecture import Architecture
@@ -19,7 +19,9 @@ class Windows(NamedTuple):
     """sliding_window of a config without it; None: all tokens."""
     interval: int | None = None
     """Every how many layers one has no window, in a config that does not say it; None: all layers
-    are alike, and layer_types has no effect."""
+    are alike."""
+    reads_pattern: bool = False
+    """Whether transformers reads sliding_window_pattern, its older key of the interval."""
 
     def fields(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """Fields of an `Architecture`; the interval is None if layers are at odd places."""
@@ -49,12 +51,34 @@ class Windows(NamedTuple):
         kinds = config.get("layer_types") or ()
         if other := sorted({*kinds} - {_WINDOWED, _FULL}):
             return f"layer_types: {other[0]!r} is not supported; choose a model with {_FULL}"
-        if self.interval is None or self.fields(config)["full_attention_interval"] is not None:
+        number = config.get("num_hidden_layers")
+        if kinds and number and len(kinds) < number:
+            return f"layer_types: has {len(kinds)} entries for {number} layers; give one a layer"
+        if self.interval is None:
+            return self._differing_layer(config, kinds)
+        pattern = config.get("sliding_window_pattern", self.interval)
+        if not kinds and not self.reads_pattern and pattern != self.interval:
+            return (
+                f"sliding_window_pattern: {pattern!r}: transformers does not read it in models of "
+                "this type; give layer_types"
+            )
+        if self.fields(config)["full_attention_interval"] is not None:
             return None
         return (
             f"layer_types: {[*kinds]}: is not supported; choose a model in which layers without a "
             "window are equally far from each other"
         )
+
+    def _differing_layer(self, config: Mapping[str, Any], kinds: Sequence[str]) -> str | None:
+        """Message about a layer that is not as `sliding_window` says, which all layers are."""
+        length = self.fields(config)["sliding_window"]
+        kind = _WINDOWED if length else _FULL
+        if other := sorted({*kinds} - {kind}):
+            return (
+                f"layer_types: {other[0]!r} is not supported with sliding_window {length or None}; "
+                f"choose a model in which all layers have {kind}"
+            )
+        return None
 
 
 def without_windows(config: Mapping[str, Any]) -> str | None:

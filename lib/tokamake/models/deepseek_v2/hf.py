@@ -12,6 +12,7 @@ from tokamake.models.common.hf_experts import (
     expert_format,
     latent_fields,
     latent_keys,
+    latent_problem,
 )
 
 shapes = partial(
@@ -21,6 +22,12 @@ shapes = partial(
 
 _GREEDY, _BY_GROUP = "greedy", "group_limited_greedy"
 _GROUPS = ("n_group", "topk_group")
+
+
+def _problem(config: Mapping[str, Any]) -> str | None:
+    if config.get("num_experts_per_tok") is None:  # transformers has no default
+        return "num_experts_per_tok: missing; add it"
+    return latent_problem(config)
 
 
 def _fields(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,6 +70,7 @@ HUGGING_FACE = (
             "mlp_bias": (False,),
             "topk_method": (_GREEDY, _BY_GROUP),
         },
+        problem=_problem,
         constants=_CHOICE | {"mlp_bias": False},
         extra_fields=_fields,
         extra_keys=_keys,

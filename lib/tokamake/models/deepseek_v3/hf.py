@@ -10,6 +10,7 @@ from tokamake.models.common.hf_experts import (
     expert_format,
     latent_fields,
     latent_keys,
+    latent_problem,
 )
 from tokamake.models.common.hf_format import same_keys
 
@@ -46,7 +47,12 @@ HUGGING_FACE = (
             "routed_scaling_factor": 2.5,
             "num_nextn_predict_layers": 0,
         },
-        supported={key: (value,) for key, value in _CHOICE.items()},
+        supported={
+            **{key: (value,) for key, value in _CHOICE.items()},
+            # transformers takes null for false, not for its default.
+            **dict.fromkeys(("norm_topk_prob", "rope_interleave"), (True, False)),
+        },
+        problem=latent_problem,
         constants=_CHOICE,
         extra_fields=latent_fields,
         extra_keys=latent_keys,

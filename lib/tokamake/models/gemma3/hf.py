@@ -61,7 +61,7 @@ HUGGING_FACE = (
         implied={"position_embedding": "rotary"},
         dropout={"attention_dropout": "attention"},
         supported={"use_bidirectional_attention": (None, False)},
-        windows=Windows(4096, interval=6),
+        windows=Windows(4096, interval=6, reads_pattern=True),
         # transformers' default is a token, whose embedding it would not train.
         constants={"pad_token_id": None},
         local_rope_base="rope_local_base_freq",

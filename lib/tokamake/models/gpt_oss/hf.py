@@ -6,6 +6,7 @@ from typing import Any
 from tokamake.config.architecture import Architecture
 from tokamake.models.common import tensor_shapes
 from tokamake.models.common.hf_experts import expert_format, expert_keys
+from tokamake.models.common.hf_format import same_keys
 from tokamake.models.common.hf_windows import Windows
 
 shapes = tensor_shapes.expert_shapes
@@ -22,6 +23,18 @@ _SCALING = {
 """Rotary positions of a config that states none, as in transformers."""
 
 
+_USUAL_CHOSEN = 4
+"""num_experts_per_tok of a config without it."""
+
+
+def _problem(config: Mapping[str, Any]) -> str | None:
+    # The hub's files state the number of chosen experts twice; transformers reads one key.
+    chosen, again = config.get("num_experts_per_tok"), config.get("experts_per_token")
+    if again in (None, chosen or _USUAL_CHOSEN):
+        return None
+    return f"experts_per_token: {again!r}: num_experts_per_tok is {chosen!r}; give both one value"
+
+
 def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
     fields = {name: float(config[name]) for name in ("swiglu_alpha", "swiglu_limit")}
     if config.get("rope_scaling") or config.get("rope_parameters"):
@@ -30,7 +43,6 @@ def _fields(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _own_keys(architecture: Architecture) -> dict[str, Any]:
-    # The hub's files state the number of chosen experts twice.
     chosen = architecture.setting("num_experts_per_tok")
     keys = {"head_dim": architecture.head_dim, "experts_per_token": chosen}
     # transformers 4 takes a missing key for its default, which stretches positions.
@@ -43,7 +55,7 @@ HUGGING_FACE = (
         "GptOssForCausalLM",
         keys={
             **expert_keys(*_OWN, number="num_local_experts"),
-            "num_experts_per_tok": ("num_experts_per_tok", "experts_per_token"),
+            **same_keys("num_experts_per_tok"),
         },
         defaults={
             "vocab_size": 201088,
@@ -60,7 +72,7 @@ HUGGING_FACE = (
             "swiglu_alpha": 1.702,
             "swiglu_limit": 7.0,
             "num_experts": 128,
-            "num_experts_per_tok": 4,
+            "num_experts_per_tok": _USUAL_CHOSEN,
         },
         implied={
             "attention_sinks": True,
@@ -68,6 +80,7 @@ HUGGING_FACE = (
             "norm_topk_prob": True,
         },
         windows=Windows(128, interval=2),
+        problem=_problem,
         extra_fields=_fields,
         extra_keys=_own_keys,
         names={"mlp.gate": "mlp.router"},

@@ -29,6 +29,9 @@ def _interval(config: Mapping[str, Any]) -> int | None:
 
 
 def _irregular(config: Mapping[str, Any]) -> str | None:
+    listed, number = config.get("no_rope_layers"), config.get("num_hidden_layers")
+    if listed is not None and number and len(listed) < number:
+        return f"no_rope_layers: has {len(listed)} entries for {number} layers; give one a layer"
     if _interval(config) is not None:
         return None
     return (
