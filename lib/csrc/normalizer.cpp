@@ -111,11 +111,17 @@ void Normalizer::clusters(std::string_view text, const Visit& visit) const {
   const char* before = text.data();
   for (const char* at = before; at < end;) {
     const char* const begin = at;
-    if (marks_[next_code_point(at)] == 0) {
+    uint8_t mark = marks_[next_code_point(at)];
+    if (mark == 0) {
       before = begin;
       continue;
     }
-    for (const char* next = at; at < end && marks_[next_code_point(next)] != 0;) at = next;
+    for (const char* next = at; at < end;) {
+      const uint8_t other = marks_[next_code_point(next)];
+      if (other == 0 && mark != kJoins) break;
+      at = next;
+      mark = other;
+    }
     visit(std::string_view(before, static_cast<size_t>(at - before)));
     before = at;  // if the text ends here, or before a character without marks
   }
@@ -136,7 +142,7 @@ std::string_view Normalizer::normalize_word(std::string_view word, bool& is_know
   uint8_t marks = 0;
   for (const char* at = word.data(); at < end;) marks |= marks_[next_code_point(at)];
   if (marks == 0) return word;
-  if (marks & kWholeWord) {
+  if (marks & kJoins) {
     const auto* const known = find(word);
     is_known = known != nullptr;
     return is_known ? std::string_view(*known) : word;

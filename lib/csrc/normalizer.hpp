@@ -47,7 +47,9 @@ class CharacterMap {
 // and no cluster depends on text around it.
 class Normalizer {
  public:
-  static constexpr uint8_t kWholeWord = 2;  // a mark: the word around is one cluster
+  // A mark of a character that joins the next one: in text, that is in its cluster, too. A word that
+  // has such a character is one cluster.
+  static constexpr uint8_t kJoins = 2;
 
   // `marks` has a byte for each code point from 0 to 0x10FFFF, and is empty if nothing is marked.
   Normalizer(CharacterMap before, std::vector<uint8_t> marks, CharacterMap after);

@@ -175,13 +175,15 @@ std::unique_ptr<tokamake::TextEncoder> encoder_of(
     std::shared_ptr<tokamake::WordModel> model, const std::vector<Split>& splits,
     const UInt8Array& joints, const Texts& added, const Texts& later, const UInt8Array& letters,
     const std::optional<Map>& before, const UInt8Array& marks, const std::optional<Map>& after,
-    const std::string& prefix, bool normalizes_words, bool strips_left, bool strips_right) {
+    const std::string& prefix, bool normalizes_words, bool strips_left, bool strips_right,
+    bool strips_normalized) {
   tokamake::Normalizer normalizer(map_of(before), bytes_of(marks), map_of(after));
   return std::make_unique<tokamake::TextEncoder>(
       std::move(model),
       tokamake::TextEncoder::Rules{added_of(added, letters), added_of(later, letters),
                                    std::move(normalizer), pre_tokenizer_of(splits, joints),
-                                   prefix_of(prefix), normalizes_words, strips_left, strips_right});
+                                   prefix_of(prefix), normalizes_words, strips_left, strips_right,
+                                   strips_normalized});
 }
 
 // Encodes texts. Normalizes unknown clusters by `normalize`, and encodes the texts again.
@@ -287,7 +289,7 @@ void bind_texts(py::module_& module) {
            py::arg("before") = py::none(), py::arg("marks").noconvert() = UInt8Array(0),
            py::arg("after") = py::none(), py::arg("prefix") = "",
            py::arg("normalizes_words") = false, py::arg("strips_left") = false,
-           py::arg("strips_right") = false)
+           py::arg("strips_right") = false, py::arg("strips_normalized") = false)
       .def("encode", &encode, py::arg("texts"), py::arg("normalize"))
       .def("encode_utf8", &encode_utf8, py::arg("utf8").noconvert(), py::arg("ends").noconvert(),
            py::arg("normalize"));

@@ -173,8 +173,10 @@ uint32_t* TextEncoder::encode_text(std::string_view text, uint32_t* ids) {
 uint32_t* TextEncoder::encode_normalized(std::string_view text, uint32_t* ids) {
   if (rules_.strips_left) text.remove_prefix(spaces_before(text));
   if (rules_.strips_right) text = text.substr(0, without_spaces_after(text));
+  if (!rules_.normalizes_words) text = rules_.normalizer.normalize(text);
+  if (rules_.strips_normalized) text = text.substr(0, without_spaces_after(text));
   rules_.later.split(
-      rules_.normalizes_words ? text : rules_.normalizer.normalize(text),
+      text,
       [&](uint32_t id) {
         ids = copy_tokens(&id, 1, ids, end_);
         is_first_ = false;

@@ -72,6 +72,7 @@ class TextEncoder {
     Prefix prefix;                   // of the text between added texts
     bool normalizes_words;           // words are split and looked up as they are in the text
     bool strips_left, strips_right;  // white space at the ends of the text between added texts
+    bool strips_normalized;          // the same at the right end of its normalized text
   };
 
   TextEncoder(std::shared_ptr<const WordModel> model, Rules rules);

@@ -518,6 +518,7 @@ class TextEncoder:
         normalizes_words: bool = False,
         strips_left: bool = False,
         strips_right: bool = False,
+        strips_normalized: bool = False,
     ) -> None:
         """Start with an empty cache of words.
 
@@ -533,8 +534,8 @@ class TextEncoder:
             later: further ones that are found in normalized text.
             letters: (0x110000,) whether a character belongs to a word, for flag 4.
             before: texts of single characters, a `Map` of `data.tokenizers._normalization`.
-            marks: (0x110000,) 1: a character is normalized next, with the one before; 2: with its
-                word, if `normalizes_words`. May be empty.
+            marks: (0x110000,) 1: a character is normalized next, with the one before; 2: with the
+                next one, too, or with its word, if `normalizes_words`. May be empty.
             after: texts of single characters of the result.
             prefix: when a space begins the text between added tokens: "" (never), "always",
                 "unless space" or "unless mark" (a space or U+2581) begins it already, or "first
@@ -543,6 +544,7 @@ class TextEncoder:
                 only for the model.
             strips_left: white space before the text between added tokens is removed first.
             strips_right: likewise after it.
+            strips_normalized: white space after the normalized text is removed.
         """
 
     def encode(

@@ -14,14 +14,14 @@ from tests.support.tokenizer_texts import byte_level, encoders
 from tokamake._csrc import BytePairs, TextEncoder
 from tokamake.data.tokenizers import _normalization as normalization
 from tokamake.data.tokenizers._exactness import Unsupported
-from tokamake.data.tokenizers._normalization import WHOLE_WORD, compile_normalizer, compile_words
+from tokamake.data.tokenizers._normalization import JOINS, compile_normalizer, compile_words
 
 
 def marking(normalize: Callable[[str], str], **options: Any) -> Callable[[str], list[int]]:
     """Encoder to bytes that normalizes x, and what is before it; or words with x."""
     model = BytePairs(np.arange(256, dtype=np.uint32), np.empty((0, 3), np.uint32))
     marks = np.zeros(0x110000, np.uint8)
-    marks[ord("x")] = WHOLE_WORD if options.get("normalizes_words") else 1
+    marks[ord("x")] = JOINS if options.get("normalizes_words") else 1
     options = {"joints": np.ones(1 << 16, np.uint8), "marks": marks} | options
     encoder = TextEncoder(model, **options)
     return lambda text: encoder.encode([text], normalize)[0].tolist()

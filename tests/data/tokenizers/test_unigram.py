@@ -34,6 +34,7 @@ ATOMS = [
     *("\ufb01", "\u00aax", "a\u0301", "\u0489", "\u0600", "Hello", "the", "１", "½", "☃☃", "``"),
     *("e\u0323\u0301", "''", "É", "각", "\u1100\u1161\u11a8", "´", "<q>", "中文，。", "   "),
     *("É\uff9e", "A\U0001f3fb", "A\u0e33", "\u0600A", "\u00a0\u20dd"),  # join others
+    *("<new>", "<mask>", "\u0600", "\r", "\x85"),
 ]
 T5 = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
 
@@ -101,9 +102,43 @@ def test_text_of_marked_spaces_gives_the_same_tokens(scheme: str, times: int) ->
     check(tokenizer, times=times)
 
 
+RIGHT = normalizers.Strip(left=False, right=True)
+ONE_SPACE = normalizers.Replace(Regex(" {2,}"), " ")
+ONE_MARK = normalizers.Replace(Regex(" {2,}"), "\u2581")
+QUOTES = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+
+
+@pytest.mark.parametrize(
+    ("rule", "before", "after", "scheme"),
+    [
+        ("nmt_nfkc", [], [], "always"),
+        ("nmt_nfkc", [], [ONE_SPACE], "always"),  # mBART-50, Pegasus
+        ("nmt_nfkc", [], [ONE_SPACE], "first"),  # XGLM
+        ("nmt_nfkc", [], [RIGHT, ONE_MARK], "always"),  # BGE-M3
+        ("nmt_nfkc_cf", [normalizers.Strip()], [ONE_SPACE], "never"),  # DeBERTa-v3
+        ("identity", QUOTES, [], "always"),  # mLUKE
+        ("identity", [], [RIGHT, ONE_MARK], "first"),  # LayoutXLM
+    ],
+)
+def test_normalized_text_of_marked_spaces_gives_the_same_tokens(
+    rule: str, before: list[Any], after: list[Any], scheme: str, times: int
+) -> None:
+    tokenizer = unigram(rule)
+    table = [] if rule == "identity" else [tokenizer.normalizer]
+    tokenizer.normalizer = normalizers.Sequence([*before, *table, *after])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    tokenizer.add_tokens(["<new>"])  # searched for in normalized text
+    tokenizer.add_special_tokens([tokenizers.AddedToken("<mask>", lstrip=True)])
+    check(tokenizer, times=times, count=800)
+
+
 @pytest.mark.grid
-def test_every_code_point_gives_the_same_tokens() -> None:
+@pytest.mark.parametrize("split", [True, False], ids=["words", "text"])
+def test_every_code_point_gives_the_same_tokens(split: bool) -> None:
     tokenizer = unigram("nmt_nfkc", byte_fallback=True)
+    if not split:
+        tokenizer.normalizer = normalizers.Sequence([tokenizer.normalizer, ONE_SPACE])
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     _, encode = encoders(tokenizer.to_str().encode(), "tokenizers")
     points = [*map(chr, ASSIGNED_POINTS)]
     around = [f"a{c}b {c}\u0301 {c}<q>{c}\u00aa\u0489 日{c}" for c in points]
@@ -150,7 +185,6 @@ def test_models_that_are_not_exact_are_refused() -> None:
     between = normalizers.Sequence([normalizers.NFC(), normalizers.Strip(), tokenizer.normalizer])
     assert "strips text between" in reason(normalizer=between)
     assert "is Replace" in reason(normalizer=normalizers.Replace(" a", "b"))
-    assert "is Precompiled" in reason(pre_tokenizer=pre_tokenizers.Metaspace())
     never = pre_tokenizers.Metaspace(prepend_scheme="never")
     whole = pre_tokenizers.Metaspace(split=False)
     split = pre_tokenizers.WhitespaceSplit()
@@ -161,6 +195,15 @@ def test_models_that_are_not_exact_are_refused() -> None:
     assert "unknown text" in reason(model=tokenizers.models.Unigram(pieces, None, False))
     tokenizer.add_tokens(["new"])
     assert "normalized text" in reason()
+
+    text = pre_tokenizers.Metaspace()
+    assert reason(pre_tokenizer=text) == ""
+    first = normalizers.Sequence([ONE_SPACE, tokenizer.normalizer])
+    assert "changes spaces" in reason(pre_tokenizer=text, normalizer=first)
+    left = normalizers.Sequence([tokenizer.normalizer, normalizers.Strip(right=False)])
+    assert "changes spaces" in reason(pre_tokenizer=text, normalizer=left)
+    tokenizer.add_tokens(["a  b"])
+    assert "with spaces is searched" in reason(pre_tokenizer=text)
 
 
 def test_unigram_checks_its_arguments() -> None:

@@ -31,8 +31,8 @@ _HIGHEST_CLASS = "\u0345"  # of marks, by which they are ordered
 _NFD = [{"type": "NFD"}]
 _GROWTH = 12  # of UTF-8, as in lib/csrc/normalizer.cpp
 _SEPARATES = 255  # rank of a character without text that separates marks
-WHOLE_WORD = 2
-"""A mark of a character: the whole word is one cluster, as in lib/csrc/normalizer.hpp."""
+JOINS = 2
+"""A mark of a character that joins the next one, as in lib/csrc/normalizer.hpp."""
 
 
 class Map(NamedTuple):
