@@ -28,7 +28,7 @@ _REMEDY = "fetch or write the checkpoint again, or fix its architecture"
 ADAPTER = "a LoRA adapter (PEFT), no whole model; merge it into its model (PEFT: merge_and_unload)"
 QUANTIZED = "quantized weights; dequantize the model (transformers: model.dequantize()), save that"
 WITHOUT_GRADIENT = f".{tensor_shapes.ROUTER_BIAS}"
-"""End of the names of tensors that no optimizer changes."""
+"""End of the names of tensors that no optimizer changes; they are fp32 at any precision."""
 _AS_HF = "convert it to Hugging Face's format with safetensors"
 _FILES = {
     "adapter_*": ADAPTER,

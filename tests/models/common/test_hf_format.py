@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.support import dense, hf_folder
 from tests.support.random_tensors import random_tensors
+from tokamake.checkpoint.convert import convert
 from tokamake.errors import UserError
 
 FULL, WINDOW = "full_attention", "sliding_attention"
@@ -161,3 +162,23 @@ def test_damaged_configs_are_refused_in_one_line(
         hf_folder.read(tmp_path / "a")
     assert str(error.value).startswith(f"{path}: ")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("format", ["hf", "native"])
+def test_biases_that_balance_experts_stay_fp32(format: Any, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    shape = dense.ARCHITECTURES["deepseek_v3"]
+    tensors = random_tensors(shape, 1)
+    name = "layers.1.mlp.gate.e_score_correction_bias"
+    tensors["model." + name] += torch.linspace(0.1, 0.2, 9)
+    hf_folder.write(tmp_path / "a", shape, tensors)
+    convert(source=tmp_path / "a", target=tmp_path / "b", format=format, dtype="bf16")
+    if format == "native":
+        convert(source=tmp_path / "b", target=tmp_path / "c", format="hf")
+    folder = tmp_path / ("b" if format == "hf" else "c")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    assert model.dtype == torch.bfloat16
+    assert torch.equal(
+        model.model.layers[1].mlp.gate.e_score_correction_bias, tensors["model." + name]
+    )

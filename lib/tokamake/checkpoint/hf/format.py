@@ -7,7 +7,7 @@ how their tensors differ from tokamake's.
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -340,13 +340,13 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     stored = _stored_tensors(architecture, model_format)
     for name, ours in model_format.mtp_copies(architecture).items():
         stored[name] = stored[model_format.name(ours)]
+    source = checkpoint.source
     planned = {
-        name: PlannedTensor(
-            tensor.shape, _dtype(tensor.chunks, checkpoint.source, target), tensor.chunks
-        )
-        for name, tensor in stored.items()
+        name: PlannedTensor(each.shape, _dtype(each.chunks, source, target), each.chunks)
+        for name, each in stored.items()
     }
-    widest = dtypes.widest(tensor.dtype for tensor in planned.values())
+    weights = (name for name in planned if not name.endswith(model_tensors.WITHOUT_GRADIENT))
+    widest = dtypes.widest(planned[name].dtype for name in weights)
     notes = checkpoint.notes
     config_json.write_config(
         folder,
@@ -373,8 +373,8 @@ def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Ext
     ]
 
 
-def _dtype(chunks: Iterable[Chunk], source: TensorSource, target: Target) -> Dtype:
-    if target.dtype:
+def _dtype(chunks: Sequence[Chunk], source: TensorSource, target: Target) -> Dtype:
+    if target.dtype and not chunks[0].key.endswith(model_tensors.WITHOUT_GRADIENT):
         return dtypes.OF_WEIGHTS[target.dtype]
     return dtypes.widest(source.dtype(chunk.key) for chunk in chunks)
 

@@ -8,6 +8,7 @@ from tokamake import files
 from tokamake.checkpoint.format_protocol import CheckpointFormat
 from tokamake.checkpoint.megatron_model.adam import master_key
 from tokamake.checkpoint.megatron_model.optimizer_states import LR_SCHEDULER
+from tokamake.checkpoint.model_tensors import WITHOUT_GRADIENT
 from tokamake.checkpoint.native.folder import (
     DESCRIPTION,
     VERSION,
@@ -113,7 +114,8 @@ def _plan(source: TensorSource, *, target: Target) -> Iterator[PlannedArchive]:
         # Native weights are master weights, if the source has them.
         source_key = master_key(key, source) if key.startswith(_WEIGHTS) else key
         dtype = source.dtype(source_key)
-        if target.dtype and key.startswith(_WEIGHTS):
+        is_cast = key.startswith(_WEIGHTS) and not key.endswith(WITHOUT_GRADIENT)
+        if target.dtype and is_cast:
             dtype = dtypes.OF_WEIGHTS[target.dtype]
         tensor = PlannedTensor(shape, dtype, (Chunk(source_key, whole_slices(shape)),))
         yield PlannedArchive(key, (0,) * len(shape), tensor)
