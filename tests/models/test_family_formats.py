@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from tests.support import berts, biencoders, dense, gpts, hf_folder, megatron_names, qwens, t5s
 from tests.support.hf_folder import from_hf
 from tests.support.random_tensors import random_tensors
+from tokamake import plugins
 from tokamake.checkpoint import writer
 from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
@@ -251,7 +253,10 @@ BLOOM = {"apply_residual_connection_post_layernorm": True}
         (DEEPSEEK_V2, {"norm_topk_prob": True}, "norm_topk_prob: True is not supported"),
         (DEEPSEEK_V3, {"scoring_func": "softmax"}, "scoring_func: 'softmax' is not supported"),
         (DEEPSEEK_V3, {"n_group": 2}, "n_group: 2: does not divide the 9 of num_experts"),
-        (BERT, {"model_type": "roberta"}, "model_type: 'roberta' is not known; choose a model of"),
+        (BERT, {"model_type": "roberta"}, "model_type: 'roberta' is not supported: it norms after"),
+        (BERT, {"model_type": "xglm"}, "model_type: 'xglm' is not known; choose a model of"),
+        (MISTRAL, {"model_type": "mamba"}, "it has no attention; the nearest type is llama;"),
+        (QWEN3, {"model_type": "exaone4"}, "each head alone, .*; the nearest type is olmo3;"),
         (T5, {"scale_embedding": True}, "scale_embedding: True is not supported; choose a model"),
         (T5, {"decoder_ffn_dim": 64}, "decoder_ffn_dim: 64 is not supported; choose a .* with 256"),
         (T5, {"decoder_attention_heads": 2}, "decoder_attention_heads: 2 is not supported"),
@@ -293,6 +298,14 @@ def test_configs_beyond_the_family_are_refused(
     with pytest.raises(UserError, match=message) as error:
         hf_folder.read(tmp_path / "a")
     assert all(line.startswith(f"{path}: ") for line in str(error.value).splitlines())
+
+
+def test_refused_types_are_those_of_transformers_with_one_reason_each() -> None:
+    families = [plugins.load("models/*/hf", family) for family in plugins.names("models/*/hf")]
+    refused = [name for each in families for name in getattr(each, "REFUSED", {})]
+    known = {each.model_type for family in families for each in family.HUGGING_FACE}
+    assert len({*refused} | known) == len(refused) + len(known)
+    assert {*refused} <= CONFIG_MAPPING_NAMES.keys()
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,7 @@ HUGGING_FACE = (
     ),
 )
 
-REFUSED = {
-    "bert": "it norms after attention and MLP, and the family bert, as Megatron, before them"
-}
+REFUSED = dict.fromkeys(
+    ("bert", "roberta"),
+    "it norms after attention and MLP, and the family bert, as Megatron, before them",
+)

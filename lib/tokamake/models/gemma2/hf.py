@@ -60,3 +60,8 @@ HUGGING_FACE = (
         extra_keys=_own_keys,
     ),
 )
+
+REFUSED = {
+    "recurrent_gemma": "some of its layers are recurrent",
+    "vaultgemma": "it does not norm the results of attention and MLP",
+}

@@ -56,3 +56,5 @@ HUGGING_FACE = (
         has_mtp_layers=True,
     ),
 )
+
+REFUSED = {"dots1": "its layers can have a window"}

@@ -50,6 +50,7 @@ HUGGING_FACE = (
 )
 
 REFUSED = {
+    "codegen": "it rotates neighboring numbers of heads, and has one norm in a layer",
     "gptj": "it rotates neighboring numbers of heads, and has one norm in a layer",
     "phi": "attention and MLP share a norm",
     "falcon": "attention and MLP can share a norm",

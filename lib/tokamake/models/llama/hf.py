@@ -34,4 +34,10 @@ REFUSED = {
     "olmo": "its norms have no weights",
     "stablelm": "it has LayerNorms beside gated MLPs",
     "cohere": "it has LayerNorms, and attention and MLP see the same states",
+    "arcee": "its MLPs have no gate, and square a ReLU",
+    "ernie4_5": "it rotates neighboring numbers of heads",
+    "helium": "it rotates neighboring numbers of heads",
+    "nemotron": "its LayerNorms multiply by 1 + w, and its MLPs have no gate",
+    **dict.fromkeys(("bamba", "nemotron_h"), "some of its layers are Mamba's"),
+    **dict.fromkeys(("falcon_mamba", "mamba", "mamba2", "rwkv"), "it has no attention"),
 }

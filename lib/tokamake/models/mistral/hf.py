@@ -30,5 +30,7 @@ HUGGING_FACE = (
 REFUSED = {
     "ministral": "its layer_types may differ; without windows, or with one in each layer, it is a "
     "mistral: set model_type to that",
+    "cohere2": "it has LayerNorms, attention and MLP see the same states, and layers without a "
+    "window have no positions",
     "ministral3": "it scales queries by their position",
 }

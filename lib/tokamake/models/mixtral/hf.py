@@ -34,6 +34,8 @@ HUGGING_FACE = (
 )
 
 REFUSED = {
+    "jamba": "some of its layers are Mamba's",
+    "minimax": "some of its layers have linear attention",
     "dbrx": "its experts are stored in one matrix, and it clamps queries, keys and values",
     "granitemoe": "it scales embeddings, attention scores, residuals and logits",
     "granitemoeshared": "it scales embeddings, scores, residuals and logits, and has an MLP that "

@@ -39,3 +39,7 @@ HUGGING_FACE = (
 )
 
 NOT_IN_MEGATRON = "it norms all heads together, and Megatron norms each head alone"
+
+REFUSED = {
+    "exaone4": "it norms each head alone, and layers without a window can have no positions",
+}

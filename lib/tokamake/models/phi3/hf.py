@@ -40,6 +40,6 @@ HUGGING_FACE = (
 )
 
 REFUSED = {
-    "phimoe": "its layers have several experts",
+    "glm": "it rotates neighboring numbers of heads",
     "glm4": "it norms inputs and results, and rotates neighboring numbers of heads",
 }

@@ -37,6 +37,7 @@ HUGGING_FACE = (
 
 REFUSED = {
     "qwen2_moe": "its layers have several experts",
+    "seed_oss": "its output projections of attention and its MLPs can have biases",
     "qwen2_vl": "it reads images",
     "qwen2_5_vl": "it reads images",
 }

@@ -37,3 +37,10 @@ HUGGING_FACE = (
         extra_keys=lambda architecture: {"head_dim": architecture.head_dim},
     ),
 )
+
+REFUSED = {
+    "apertus": "its MLPs have no gate, and the activation xielu",
+    "hunyuan_v1_dense": "it norms heads after it has rotated them",
+    "lfm2": "some of its layers are convolutions",
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text"), "some of its layers have linear attention"),
+}

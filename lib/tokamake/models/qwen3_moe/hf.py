@@ -44,5 +44,8 @@ HUGGING_FACE = (
 )
 
 REFUSED = {
-    "qwen3_next": "some of its layers have linear attention",
+    **dict.fromkeys(
+        ("qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text"),
+        "some of its layers have linear attention",
+    ),
 }
