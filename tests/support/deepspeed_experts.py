@@ -2,6 +2,7 @@
 
 import argparse
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from tests.support.deepspeed_engines import initialize, mpu_of, nested
 from tests.support.deepspeed_files import partitioned_states
 from tests.support.ranks import spawn
+from tokamake.checkpoint.torch_files import torch_archive
 
 HIDDEN, WIDTH, HEADS, GROUPS, HEAD_DIM, VOCAB, LAYERS, EXPERTS = 12, 7, 3, 1, 4, 26, 2, 4
 STEPS = 2
@@ -162,7 +164,31 @@ def _write_all(folder: Path, cases: tuple[ExpertCase, ...]) -> list[dict[str, An
     return [_write(folder / str(case), case) for case in cases]
 
 
-def _write(folder: Path, case: ExpertCase) -> dict[str, Any]:
+def load_experts(folders: Sequence[Path], cases: Sequence[ExpertCase]) -> list[dict[str, Any]]:
+    """Let DeepSpeed load checkpoints, whose layouts the cases are; what this rank holds then."""
+    initialize()
+    results = []
+    for folder, case in zip(folders, cases, strict=True):
+        model, engine = _built(case)
+        load = model.load_state_dict
+
+        def load_nested(state: dict[str, Any], load: Any = load, **options: Any) -> Any:
+            return load(dict(torch_archive.leaves(state)), **options)
+
+        model.load_state_dict = load_nested
+        engine.load_checkpoint(
+            str(folder), load_optimizer_states=False, load_lr_scheduler_states=False
+        )
+        held = {
+            _global_name(name, case): {"weight": parameter.detach().clone()}
+            for name, parameter in model.named_parameters()
+        }
+        results.append({"parameters": held})
+    return results
+
+
+def _built(case: ExpertCase) -> tuple[Any, Any]:
+    """A model of random weights and its engine."""
     import deepspeed
     from deepspeed.moe.utils import split_params_into_different_moe_groups_for_optimizer
     from deepspeed.utils import groups
@@ -196,6 +222,11 @@ def _write(folder: Path, case: ExpertCase) -> dict[str, Any]:
         mpu=mpu_of(case) if case.tensor > 1 else None,
         config=settings,
     )
+    return model, engine
+
+
+def _write(folder: Path, case: ExpertCase) -> dict[str, Any]:
+    model, engine = _built(case)
     dtype = next(model.parameters()).dtype
     for step in range(STEPS if case.tensor == 1 else 0):
         generator = torch.Generator().manual_seed(10 * step + dist.get_rank())

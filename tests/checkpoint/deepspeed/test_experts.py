@@ -6,25 +6,35 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
+from tests.support import hf_folder
 from tests.support.deepspeed_experts import (
     EXPERTS,
     GROUPS,
     HEAD_DIM,
     HEADS,
+    HIDDEN,
     LAYERS,
     STEPS,
     VOCAB,
+    WIDTH,
     ExpertCase,
     arguments,
+    load_experts,
     write_experts,
 )
 from tests.support.deepspeed_files import KINDS
 from tests.support.grids import params
+from tests.support.random_tensors import random_tensors
+from tests.support.ranks import spawn
 from tests.support.shared_folders import made_once
-from tokamake.checkpoint import model_tensors
+from tokamake.checkpoint import model_tensors, writer
+from tokamake.checkpoint.convert import convert
 from tokamake.checkpoint.detect import open_any
+from tokamake.checkpoint.tensors.checkpoint import ParallelLayout, Target
+from tokamake.config.architecture import Architecture
 from tokamake.errors import UserError
 
 pytestmark = pytest.mark.ranks
@@ -223,3 +233,71 @@ def test_what_megatron_deepspeed_draws_or_drops_is_reported(
     changes = {"moe_token_dropping": True, "moe_top2_2nd_expert_sampling": True}
     open_any(changed(folder, tmp_path / "copy", **changes))
     assert "drops tokens beyond a capacity and draws each token's second expert" in caplog.text
+
+
+def mixtral(case: ExpertCase) -> Architecture:
+    """The model of a case."""
+    return Architecture(
+        family="mixtral",
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=WIDTH * case.tensor,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS * case.tensor,
+        num_key_value_heads=GROUPS * case.tensor,
+        head_dim=HEAD_DIM,
+        sliding_window=0,
+        num_experts=EXPERTS,
+        num_experts_per_tok=case.chosen,
+    )
+
+
+LOADED = (
+    ExpertCase(data=2, expert=2),
+    ExpertCase(data=2, expert=1, zero_stage=2, chosen=3),
+    ExpertCase(data=1, expert=1, tensor=2, divided=True),
+)
+
+
+def test_deepspeed_loads_what_is_written(tmp_path: Path) -> None:
+    folders = [tmp_path / str(case) for case in LOADED]
+    for folder, case in zip(folders, LOADED, strict=True):
+        shape = mixtral(case)
+        hf_folder.write(tmp_path / f"{case}-hf", shape, random_tensors(shape, 1))
+        target = Target(ParallelLayout(case.tensor), make_vocab_size_divisible_by=1)
+        writer.write(folder, open_any(tmp_path / f"{case}-hf"), "mds", target)
+        convert(source=folder, target=tmp_path / f"{case}-back", format="hf")
+        files = (tmp_path / f"{case}-{name}/model.safetensors" for name in ("hf", "back"))
+        before, after = map(load_file, files)
+        assert not open_any(folder).unread
+        assert before.keys() == after.keys()
+        assert all(torch.equal(tensor, after[name]) for name, tensor in before.items())
+    loaded = spawn(load_experts, 2, folders, LOADED, timeout=600)
+    for number, (folder, case) in enumerate(zip(folders, LOADED, strict=True)):
+        torch.save([of_rank[number] for of_rank in loaded], folder / "held.pt")
+        tensors = random_tensors(mixtral(case), 1)
+        held = expected(case, folder, "weight")
+        assert held.keys() == tensors.keys()
+        for name, tensor in held.items():
+            assert torch.equal(tensor, tensors[name]), (str(case), name)
+        # Every expert-parallel size reads the same files.
+        assert len([*folder.glob("*/layer_*_expert_*")]) == LAYERS * EXPERTS * case.tensor
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"num_experts_per_tok": 1}, {}, "num_experts_per_tok: 1: .* raw probability, here"),
+        ({}, {"zero_stage": 1}, "zero_stage: 1: optimizer states of DeepSpeed's experts are not"),
+        ({}, {"format": "mds-pipeline"}, "which tokamake writes in the format mds alone"),
+        ({}, {"format": "universal"}, "which tokamake writes in the format mds alone"),
+    ],
+)
+def test_what_deepspeeds_experts_cannot_be_is_refused(
+    changes: dict[str, Any], options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    shape = mixtral(ExpertCase()).model_copy(update=changes)
+    hf_folder.write(tmp_path / "a", shape, random_tensors(shape, 1))
+    with pytest.raises(UserError, match=message):
+        convert(source=tmp_path / "a", target=tmp_path / "b", **{"format": "mds", **options})
+    assert not (tmp_path / "b").exists()

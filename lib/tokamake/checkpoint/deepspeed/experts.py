@@ -17,7 +17,9 @@ from tokamake.checkpoint.megatron_model.rank_file import REMEDY
 from tokamake.checkpoint.megatron_model.tensor_parallel_slices import (
     TensorParallelRank,
     TensorSlice,
+    target_ranks,
 )
+from tokamake.checkpoint.tensors.checkpoint import Checkpoint, Target
 from tokamake.checkpoint.tensors.extents import Extent
 from tokamake.checkpoint.torch_files import torch_archive
 from tokamake.errors import UserError
@@ -36,6 +38,15 @@ _REFUSED = {
 """Arguments whose values other than the first one mean a model that tokamake does not have, their
 default, and that meaning."""
 _log = logging.getLogger(__name__)
+_THEIR_NAMES = (
+    ("pre_mlp_layernorm.", "post_attention_layernorm."),
+    ("mlp.router.", "mlp.deepspeed_moe.gate.wg."),
+    ("mlp.experts.local_experts.", f"mlp.deepspeed_moe.experts.{EXPERT}"),
+    (".linear_fc1.", ".dense_h_to_4h."),
+    (".linear_fc2.", ".dense_4h_to_h."),
+)
+"""Parts of names in megatron.core, and Megatron-DeepSpeed's."""
+_OF_EXPERT = re.compile(rf"layers\.(\d+)\..*{re.escape(EXPERT)}(\d+)\.")
 _NUMBER = re.compile(rf"(?<={re.escape(EXPERT)})\d+")
 
 
@@ -177,3 +188,73 @@ def locate(folder: Path, args: Any, *, slices: Sequence[Mapping[str, TensorSlice
     if missing:
         raise UserError(f"{folder}: has no file with {min(missing)[1]}; {REMEDY}")
     return extents
+
+
+def warnings(checkpoint: Checkpoint) -> list[str]:
+    """Return warnings about how Megatron-DeepSpeed has to start with a checkpoint of experts."""
+    if not checkpoint.architecture.has_routers:
+        return []
+    return [
+        "start Megatron-DeepSpeed with --disable-moe-token-dropping and "
+        "--disable-moe-top2-2nd-expert-sampling, or it drops tokens and draws experts at random; "
+        "with several tensor-parallel ranks also with --enable-expert-tensor-parallelism; and with "
+        "--no-load-optim: optimizer states of experts are not written"
+    ]
+
+
+def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Extent]:
+    """Write the files of a model with experts without the data of their tensors.
+
+    Each tensor-parallel rank has a file for each expert, whose part it holds. Files do not depend
+    on expert-parallel ranks: DeepSpeed's load_moe_state_dict opens those of a rank's experts.
+    """
+    architecture, layout = checkpoint.architecture, target.layout
+    number_chosen = architecture.setting("num_experts_per_tok")
+    if number_chosen == 1:
+        raise UserError(
+            "format: num_experts_per_tok: 1: Megatron-DeepSpeed weights a single expert by its raw "
+            "probability, here its weight is 1; choose the format megatron, torch_dist or native"
+        )
+    if layout.zero_stage:
+        raise UserError(
+            f"zero_stage: {layout.zero_stage}: optimizer states of DeepSpeed's experts are not "
+            "written; leave it out, or choose the format torch_dist or native"
+        )
+    numbers = [architecture.setting("num_experts")]
+    extents: list[Extent] = []
+    for rank in target_ranks(architecture, target):
+        tree = module_tree.stage_tree(rank, range(architecture.num_hidden_layers))
+        module = module_tree.planned_tree(tree, checkpoint, target=target)
+        encoder = module[module_tree.ROOT]["encoder"]
+        of_experts: dict[tuple[str, ...], dict[str, Any]] = {}
+        for name in [*encoder]:
+            tensor, theirs = encoder.pop(name), _their_name(name)
+            if match := _OF_EXPERT.match(theirs):
+                whole_name = f"{module_tree.ROOT}.encoder.{theirs}"
+                of_experts.setdefault(match.groups(), {})[whole_name] = tensor
+            else:
+                encoder[theirs] = tensor
+        state = deepspeed_folder.client_state(checkpoint, layout, rank.padded_vocab_size)
+        vars(state["args"]).update(
+            num_experts=numbers,
+            topk=number_chosen,
+            expert_interval=1,
+            mlp_type="standard",
+            moe_expert_parallel_size=1,
+            moe_token_dropping=False,
+            moe_top2_2nd_expert_sampling=False,
+            enable_expert_tensor_parallelism=rank.axis.size > 1,
+        )
+        end = f"mp_rank_{rank.axis.rank:02d}_model_states.pt"
+        contents = {"module": module, "num_experts": numbers, **state}
+        extents += torch_archive.lay_out(folder / end, contents)
+        for (layer, expert), tensors in of_experts.items():
+            file = folder / f"layer_{layer}_expert_{expert}_{end}"
+            extents += torch_archive.lay_out(file, tensors)
+    return extents
+
+
+def _their_name(name: str) -> str:
+    for part, theirs in _THEIR_NAMES:
+        name = name.replace(part, theirs)
+    return name

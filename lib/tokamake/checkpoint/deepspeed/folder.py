@@ -150,11 +150,11 @@ def megatron_args(state: dict[str, Any], file: Path, *, reads_experts: bool = Fa
 def has_experts(args: Any) -> bool:
     """Return whether arguments are those of a model with DeepSpeed's experts.
 
-    What tokamake writes has none: families have experts under names of their own.
+    Other checkpoints that tokamake writes have a number, and Megatron-DeepSpeed always has a list.
     """
-    if getattr(args, "tokamake", None) is not None:
-        return False
     experts = getattr(args, "num_experts", None) or 1
+    if getattr(args, "tokamake", None) is not None and not isinstance(experts, list | tuple):
+        return False
     numbers = experts if isinstance(experts, list | tuple) else [experts]
     return any(number != 1 for number in numbers)
 
@@ -184,15 +184,26 @@ def warnings(checkpoint: Checkpoint) -> list[str]:
     return argument_warnings(checkpoint, is_megatron_lm=False)
 
 
-def check_model(architecture: Architecture) -> None:
-    """Refuse a model that megatron.core alone has."""
+def check_model(architecture: Architecture, *, writes_experts: bool = False) -> None:
+    """Refuse a model that megatron.core alone has.
+
+    Args:
+        writes_experts: whether the format has DeepSpeed's experts.
+    """
     is_known = architecture.family in plugins.names("models/*/megatron")  # else refused later
-    if is_known and family_constant(architecture, "IS_CORE", default=False):
-        reason = f": {_EXPERTS}" if architecture.has_routers else ""
-        raise UserError(
-            f"format: Megatron-DeepSpeed has no model of family {architecture.family}{reason}; "
-            "choose the format megatron, torch_dist or native"
-        )
+    if not is_known or not family_constant(architecture, "IS_CORE", default=False):
+        return
+    reason = ""
+    if architecture.has_routers:
+        reason = f": {_EXPERTS}"
+        if family_constant(architecture, "HAS_DEEPSPEED_EXPERTS", default=False):
+            if writes_experts:
+                return
+            reason += ", which tokamake writes in the format mds alone"
+    raise UserError(
+        f"format: Megatron-DeepSpeed has no model of family {architecture.family}{reason}; choose "
+        "the format megatron, torch_dist or native"
+    )
 
 
 def pipeline_layers(rank: TensorParallelRank) -> Iterator[dict[str, TensorSlice]]:

@@ -1,4 +1,4 @@
-"""A `mixtral` in Megatron-LM's terms."""
+"""A `mixtral` in Megatron's terms."""
 
 from functools import partial
 
@@ -11,6 +11,7 @@ from tokamake.models.common.megatron_experts import (
 
 ARGUMENTS = {"swiglu": True, "num_experts": True, "normalization": "rmsnorm"}
 IS_CORE = True
+HAS_DEEPSPEED_EXPERTS = True
 
 layer = expert_layer
 fields = partial(expert_fields, family="mixtral")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from tokamake.checkpoint.deepspeed import experts
 from tokamake.checkpoint.deepspeed import folder as deepspeed_folder
-from tokamake.checkpoint.deepspeed.folder import warnings as warnings
 from tokamake.checkpoint.deepspeed.zero_reader import read_states
 from tokamake.checkpoint.deepspeed.zero_writer import PartitionWriter
 from tokamake.checkpoint.format_protocol import CheckpointFormat
@@ -84,7 +83,8 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     unread: tuple[str, ...] = ()
     if has_experts and size > 1:
         states = OptimizerStates()
-        unread = ("optimizer states of experts beside several tensor-parallel ranks",)
+        if any(folder.glob("*optim_states.pt")):
+            unread = ("optimizer states of experts beside several tensor-parallel ranks",)
     else:
         states = read_states(
             *(folder, slices), tensor_parallel_size=size, weights=weights, experts=layout
@@ -94,9 +94,16 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     )
 
 
+def warnings(checkpoint: Checkpoint) -> list[str]:
+    """Return warnings about settings for which Megatron-DeepSpeed has no argument."""
+    return [*deepspeed_folder.warnings(checkpoint), *experts.warnings(checkpoint)]
+
+
 def lay_out(folder: Path, checkpoint: Checkpoint, *, target: Target) -> list[Extent]:
     """Write the files without the data of their tensors; see `CheckpointFormat`."""
-    deepspeed_folder.check_model(checkpoint.architecture)
+    deepspeed_folder.check_model(checkpoint.architecture, writes_experts=True)
+    if checkpoint.architecture.has_routers:
+        return experts.lay_out(folder, checkpoint, target=target)
     layout, layers = target.layout, range(checkpoint.architecture.num_hidden_layers)
     extents: list[Extent] = []
     partitions = PartitionWriter(checkpoint, target)
