@@ -47,8 +47,8 @@ class CharacterMap {
 // and no cluster depends on text around it.
 class Normalizer {
  public:
-  // A mark of a character that joins the next one: in text, that is in its cluster, too. A word that
-  // has such a character is one cluster.
+  // A mark of a character that joins the next one: in text, that is in its cluster, too. A word
+  // that has such a character is one cluster.
   static constexpr uint8_t kJoins = 2;
 
   // `marks` has a byte for each code point from 0 to 0x10FFFF, and is empty if nothing is marked.
